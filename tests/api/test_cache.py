@@ -179,7 +179,7 @@ def test_a_deleted_tag_is_refused_unless_the_store_is_away(
 ) -> None:
     tag(ann.context(), TagName.parse("v1"), Target.parse("scans"))
     commit = one(ann, folder, "scans@v1").commit
-    with pytest.raises(Conflict, match="nothing brings a deleted tag back"):
+    with pytest.raises(Conflict, match="a deleted tag can't be restored"):
         delete_tag(ann.context(), SCANS, TagName.parse("v1"))
     assert delete_tag(ann.context(), SCANS, TagName.parse("v1"), force=True).commit == commit
     store, away = tmp_path / "store", tmp_path / "away"

@@ -168,7 +168,7 @@ def test_ours_comes_before_theirs_for_paths_in_both(ann: Person) -> None:
 def test_both_keeps_what_is_here_and_what_the_branch_has_beside_it(ann: Person) -> None:
     diverged(ann)
     before = ann.files()
-    with pytest.raises(MergeConflict, match="can't be kept both") as told:
+    with pytest.raises(MergeConflict, match="can't both be kept") as told:
         bring(ann, both=PathSet())
     assert [(one.path, one.kind) for one in told.value.conflicts] == [
         (b"d/y", ConflictKind.FILE_AND_FOLDER),

@@ -177,7 +177,7 @@ def test_a_commit_that_was_filled_anew_since_it_was_read_is_not_evicted_for_its_
     evict(root, CacheSettings(), EvictionRequest(everything=True))
     anew = publish(root, place(1), {"a": b"1"}, age=50)
     (kept,) = evict_from(root, CacheSettings(), EvictionRequest(everything=True), before).kept
-    assert kept.reason == "cached anew at this moment" and anew.exists()
+    assert kept.reason == "being cached again" and anew.exists()
 
 
 def test_places_are_cleared_by_several_threads_without_losing_count(root: CacheRoot) -> None:

@@ -225,7 +225,7 @@ def test_a_commit_used_since_the_plan_was_made_stays(root: CacheRoot) -> None:
 
     result = evict(root, CacheSettings(), EvictionRequest(), on_evicted=use_the_second)
     assert [one.place for one in result.evicted] == [place(1)] and not visible.exists()
-    assert [one.reason for one in result.kept] == ["used at this moment"]
+    assert [one.reason for one in result.kept] == ["in use right now"]
 
 
 def test_room_for_a_fill_is_made_or_refused(root: CacheRoot) -> None:

@@ -24,7 +24,7 @@ def test_what_is_no_symlink_stays(pets: Dsv, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     result = away("cache", "pets@v1", "--link", "data")
     assert result.code == 4
-    assert "no symlink" in result.err
+    assert "not a symlink" in result.err
     assert (tmp_path / "data").is_dir()
     assert not (pets.cwd.parent / "cache").exists()  # found wrong before anything was fetched
     assert away("cache", "pets@v1", "--link", "no/data").code == 3

@@ -42,7 +42,7 @@ def test_a_record_that_names_what_the_mirror_lacks_stays_behind(pets: Dsv, tmp_p
     pets.ok("run", "pets", "--data", "labels=labels", "--", "true")
     pets.ok("run", "pets", "--", "true")
     done = pets.ok("copy", "pets", "--to", there, "--create", "--runs")
-    assert "1 record of runs copied; 1 name commits that it lacks, and are not" in done.err
+    assert "1 record of runs copied; 1 not, as their commits are not there" in done.err
     assert len(pets.ok("runs", "--dataset", "pets", "--store", there, "--json").json["items"]) == 1
     pets.ok("gc", "--yes", "--grace", "0s", "--store", there)
     pets.ok("copy", "labels", "--to", there)

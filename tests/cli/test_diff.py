@@ -230,11 +230,11 @@ def test_many_paths_on_a_terminal_are_summed_up_by_folder(zoo: Dsv) -> None:
         (["@v1:train"], 2, "is about whole commits"),
         (["@v9"], 3, "no branch or tag v9"),
         (["--key", "file"], 2, "--key is for --table"),
-        (["--text", "--stat"], 2, "exclude each other"),
-        (["--dirs", "1", "--text"], 2, "--dirs and --text exclude each other"),
-        (["--dirs", "1", "--table"], 2, "--dirs and --table exclude each other"),
-        (["--dirs", "1", "--name-only"], 2, "--dirs and --name-only exclude each other"),
-        (["--dirs", "1", "--name-status"], 2, "--dirs and --name-status exclude each other"),
+        (["--text", "--stat"], 2, "can't be used together"),
+        (["--dirs", "1", "--text"], 2, "--dirs and --text can't be used together"),
+        (["--dirs", "1", "--table"], 2, "--dirs and --table can't be used together"),
+        (["--dirs", "1", "--name-only"], 2, "--dirs and --name-only can't be used together"),
+        (["--dirs", "1", "--name-status"], 2, "--dirs and --name-status can't be used together"),
     ],
 )
 def test_what_makes_no_sense_is_refused(zoo: Dsv, arguments: list[str], code: int, said: str) -> None:

@@ -175,7 +175,7 @@ def test_lost_objects_are_reported(pets: Dsv) -> None:
             pack.unlink()
     result = pets("du")
     assert result.code == 5 and "that an index lists; run dsv verify" in result.err
-    assert "gc would free nothing, as something that is needed is lost" in result.out
+    assert "gc would free nothing, as data that is needed is lost" in result.out
     assert " -" not in result.out  # as the sizes of lost packs are still counted as needed
     assert pets("du", "--json").json["lost"] == pets("verify", "--json").json["lost_objects"]
 

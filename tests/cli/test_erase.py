@@ -93,7 +93,7 @@ def test_what_it_refuses(pets: Dsv) -> None:
     assert pets("erase", "pets:p/secret", *reason, "--shared", "some").code == 2
     refused = pets("erase", "pets:p/secret", *reason, "--yes")
     assert refused.code == 4 and "--shared" in refused.err
-    assert "others with a part of it:\n  pets:copy  1.65 kB, the same content\n" in refused.err
+    assert "other files with a part of it:\n  pets:copy  1.65 kB, the same content\n" in refused.err
     kept = pets("erase", "pets:p/secret", *reason, "--yes", "--shared", "keep")
     assert kept.code == 4 and "such as pets:copy" in kept.err
     unasked = pets("erase", "pets:p/secret", *reason, "--shared", "erase")

@@ -179,7 +179,7 @@ def test_without_the_store_the_hint_says_what_the_cache_can_do(pets: Dsv) -> Non
     store.rename(pets.home / "away")
     done = pets("cache", "@main")
     assert done.code == 6
-    assert "hint: the cache knows @main: --offline takes it as it last was; " in done.err
+    assert "hint: the cache knows @main: --offline uses it as last seen; " in done.err
     assert pets.ok("cache", "@main", "--offline").out == there
     assert "--offline" not in pets("cache", "@never").err
     folder = Path(pets.ok("cache", "@main", "--offline").out.strip())

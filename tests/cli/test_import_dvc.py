@@ -279,9 +279,9 @@ def test_what_can_not_be_imported(lab: Dsv, theirs: Theirs) -> None:
         (3, "git can't read", f"dvc+{theirs.remote}/none"),
         (2, "has no revisions", str(theirs.remote), "--history"),
         (2, "has no revisions", str(theirs.remote), "--dvc-remote", "storage"),
-        (2, "exclude each other", theirs.url, "--rev", "v1", "--history"),
-        (2, "exclude each other", theirs.url, "--materialize", "--history"),
-        (2, "exclude each other", theirs.url, "-m", "mine", "--history"),
+        (2, "can't be used together", theirs.url, "--rev", "v1", "--history"),
+        (2, "can't be used together", theirs.url, "--materialize", "--history"),
+        (2, "can't be used together", theirs.url, "-m", "mine", "--history"),
     ):
         done = lab("import", *words[:1], "pets:", "--create", *words[1:])
         assert done.code == code and why in done.err, done

@@ -144,7 +144,7 @@ def test_a_bit_that_flips_on_the_way_is_noticed(
     bucket = put({"raw/a": b"1", "raw/b": data})
     server.damaged = "raw/b"
     done = person("import", f"s3://{bucket}/raw", "pets:raw")
-    assert done.code == 5 and f"s3://{bucket}/raw/b has not arrived" in done.err and "ETag" in done.err, done
+    assert done.code == 5 and f"s3://{bucket}/raw/b arrived damaged" in done.err and "ETag" in done.err, done
     assert person("ls", "pets:raw").code == 3
     server.damaged = ""
     person.ok("import", f"s3://{bucket}/raw", "pets:raw")

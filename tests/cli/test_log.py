@@ -180,8 +180,8 @@ def test_in_a_workspace_paths_are_relative_to_the_working_folder(dsv: Dsv) -> No
     ("arguments", "said"),
     [
         (["scans", "train"], "hint: dsv log scans -- train"),
-        (["scans", "--graph", "--jsonl"], "exclude each other"),
-        (["scans", "--follow", "x", "--", "y"], "--follow is of one file"),
+        (["scans", "--graph", "--jsonl"], "can't be used together"),
+        (["scans", "--follow", "x", "--", "y"], "--follow takes one file"),
         (["scans", "-n", "0"], "not a whole number"),
     ],
 )

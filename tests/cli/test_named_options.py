@@ -89,7 +89,7 @@ def test_an_option_that_refuses_a_word_is_named(pets: Dsv, name: str) -> None:
         ("with nowhere --data a=?! -- true", "--data: '?!' is not a name"),  # a part of the word
         ("sync --branch=?! -j 1", "--branch: '?!' is not a name"),
         ("log -n0", "-n/--limit: '0' is not a whole number from 1 on"),
-        ("status --progress bra", "--progress: there is no progress 'bra'"),
+        ("status --progress bra", "--progress has no mode 'bra'"),
         ("branch ?! --move ?!", "error: '?!' is not a name"),  # nobody knows which
         ("log ?!", "error: '?!' is not a name"),  # no option at all
         ("run pets --again x -- true", "error: --again takes no target"),

@@ -250,7 +250,7 @@ def test_a_cache_is_refused_beside_the_default_pool_too(pets: Dsv) -> None:
     pets.ok("config", "pool", "b")
     mine = str(pets.home / "mine")
     refused = pets("run", "--cache", mine, "pets@v1", "--", "true")
-    assert refused.code == 2 and "a pool has its cache" in refused.err and "--on here" in refused.err
+    assert refused.code == 2 and "a pool has a cache of its own" in refused.err and "--on here" in refused.err
     pets.ok("run", "--on", "here", "--cache", mine, "pets@v1", "--", "true")
     assert not (pets.home / "cache-b").exists()
 

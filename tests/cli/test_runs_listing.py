@@ -137,7 +137,7 @@ def test_runs_are_sorted_and_filtered(trained: Dsv) -> None:
         (["--filter", "acc>1"], 2, "did you mean metrics.acc?"),
         (["--filter", "acc"], 2, "invalid filter"),
         (["--dataset", "nope"], 3, "there is no dataset nope"),
-        (["--csv", "--json"], 2, "exclude each other"),
+        (["--csv", "--json"], 2, "can't be used together"),
         (["base1", "--sort", "name"], 2, "for lists"),
         (["base1", "--compare"], 2, "can't be compared"),
         (["base1", "base2", "--log"], 2, "--log needs one run"),

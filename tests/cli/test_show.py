@@ -120,7 +120,7 @@ def test_json_is_summed_up_by_as_many_levels_as_said(zoo: Dsv) -> None:
     assert [row["folder"] for row in usual.pop("folders")] == ["./", "train/"]
     assert len(none.pop("folders")) == 1 and none == usual
     refused = zoo("show", "--dirs", "0", "--name-only")
-    assert refused.code == 2 and "exclude each other" in refused.err
+    assert refused.code == 2 and "can't be used together" in refused.err
 
 
 def test_what_is_not_there(zoo: Dsv) -> None:

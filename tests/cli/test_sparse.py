@@ -67,7 +67,7 @@ def test_the_list_and_its_changes(part: Dsv) -> None:
         ("sparse remove nope", 3, ["matches nope", "dsv ls"]),
         ("restore test", 4, ["is not in this workspace, which is sparse", "dsv sparse add test"]),
         ("clone pets . --only train", 4, ["is already a workspace of pets"]),
-        ("clone pets ../new --keep --force", 2, ["exclude each other"]),
+        ("clone pets ../new --keep --force", 2, ["can't be used together"]),
         ("clone pets ../new --only nope", 3, ["matches nope"]),
     ],
 )

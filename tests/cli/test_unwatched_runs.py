@@ -155,7 +155,7 @@ def test_who_waits_is_told_once_that_slurm_is_away(
     unwatched.away()
     said = unwatched.dsv("wait", RUN)
     assert said.code == 125 and unwatched.stored().state is RunState.NOT_LAUNCHED
-    seen = "the end of a run can't be seen now: queued is the last known state, of 1970-01-01T00:00:00Z: Slurm does not"
+    seen = "can't tell now whether a run has ended: queued is the last known state, of 1970-01-01T00:00:00Z: Slurm does"
     assert said.err.count(seen) == 1
 
 

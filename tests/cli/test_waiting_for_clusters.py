@@ -45,10 +45,12 @@ def test_who_waits_for_a_run_of_this_machine_is_told_once_that_slurm_is_away(
     away.touch()
     assert waiting.stderr is not None
     said = waiting.stderr.readline().decode()
-    assert said.startswith("warning: the end of a run can't be seen now: queued is the last known state, of ")
+    assert said.startswith(
+        "warning: can't tell now whether a run has ended: queued is the last known state, of "
+    )
     assert "Slurm does not answer: error: Unable to contact slurm controller" in said
     away.unlink()
     here("stop", listed[0]["run"])
     out, err = waiting.communicate(timeout=PATIENCE)
     assert (running.wait(PATIENCE), waiting.returncode) == (143, 143)
-    assert json.loads(out)["items"][0]["state"] == "not-launched" and b"can't be seen" not in err
+    assert json.loads(out)["items"][0]["state"] == "not-launched" and b"can't tell" not in err

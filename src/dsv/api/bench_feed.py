@@ -411,7 +411,7 @@ def _made_store(connection: Connection, load: AcceleratorLoad, total: int) -> It
             try:
                 _remove_store(own.context, url)
             except DsvError:
-                connection.progress.note(f"{url} could not be removed, and nothing needs it")
+                connection.progress.note(f"{url} could not be removed, and is not needed")
                 raise
 
 

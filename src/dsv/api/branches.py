@@ -509,7 +509,7 @@ def delete_tag(
             raise repository.refs.no_name(where, name, "tag")
         if not force:
             raise Conflict(
-                f"nothing brings a deleted tag back, and its name is never used again; tag {name} of {where} names "
+                f"a deleted tag can't be restored, and its name is never used again; tag {name} of {where} names "
                 f"{str(value.commit)[:12]}",
                 subject=name,
                 hint=f"dsv tag --delete {name} {where} --force deletes it",

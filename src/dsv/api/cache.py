@@ -287,7 +287,7 @@ def make_link(link: Path, target: Path) -> None:
 
 def _taken(link: Path) -> Conflict:
     return Conflict(
-        f"{link} is there and no symlink, so it stays",
+        f"{link} exists and is not a symlink, so it was left alone",
         subject=str(link),
         hint=f"mv {shlex.quote(str(link))} {shlex.quote(f'{link}.old')}, or name another",
     )

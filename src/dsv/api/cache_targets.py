@@ -292,7 +292,7 @@ class Targets(AbstractContextManager["Targets"]):
             deleted = refs.is_deleted(dataset, tag)
         except (Unreachable, Denied, NotFound) as error:
             self._context.progress.note(
-                f"{dataset}@{tag} is taken for what this cache knows: the store can't say if it was deleted since "
+                f"{dataset}@{tag} is used as this cache knows it: the store can't say if it was deleted since "
                 f"({error.message})"
             )
             return
@@ -334,7 +334,7 @@ class Targets(AbstractContextManager["Targets"]):
             resolved = self._context.resolve(repository, target)
         except Unreachable as error:
             if self._known(target, selection, branches=True) is not None:
-                offline = f"the cache knows {target}: --offline takes it as it last was"
+                offline = f"the cache knows {target}: --offline uses it as last seen"
                 error.hint = f"{offline}; {error.hint}" if error.hint else offline
             raise
         return CacheTarget(

@@ -119,7 +119,7 @@ class Context(msgspec.Struct, frozen=True):
         create: make the folder of a directory store, but not that of its names.
         """
         if self.offline:
-            raise Unreachable("this asks the store, and it is not asked offline", hint="leave out offline")
+            raise Unreachable("this needs the store, which is not asked offline", hint="leave out offline")
         from dsv.stores.open import open_store
 
         choice = self.settings.store(text)

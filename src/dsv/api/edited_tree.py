@@ -102,11 +102,11 @@ class EditedTree:
         if self.is_folder(path):
             if what.kind is Kind.EMPTY_DIRECTORY:
                 return
-            raise Conflict(f"{show(path)} is a folder, and no file replaces it", subject=as_text(path))
+            raise Conflict(f"{show(path)} is a folder, which a file can't replace", subject=as_text(path))
         here = self.find(path)
         if here is not None and what.kind is Kind.EMPTY_DIRECTORY:
             raise Conflict(
-                f"{show(path)} is a {_word(here.kind)}, and no folder replaces it", subject=as_text(path)
+                f"{show(path)} is a {_word(here.kind)}, which a folder can't replace", subject=as_text(path)
             )
         if here is not None and not replace:
             raise Conflict(

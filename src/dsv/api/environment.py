@@ -208,7 +208,7 @@ def working_folder(environ: Mapping[str, str]) -> Path:
         raise NotFound(
             f"the working folder{f' {name}' if name else ''} is gone",
             subject=name,
-            hint="cd into a folder that is there, or name one: dsv -C DIR",
+            hint="cd into an existing folder, or name one: dsv -C DIR",
         ) from None
 
 
@@ -272,7 +272,7 @@ def read_settings(path: Path) -> bytes | None:
     try:
         if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(_OPEN):
             raise UsageError(
-                f"{path} is a named pipe, and settings stand in a file",
+                f"{path} is a named pipe, not a file with settings",
                 subject=str(path),
                 hint=f"ls -l {path}",
             )

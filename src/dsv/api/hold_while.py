@@ -81,7 +81,7 @@ def hold_while(
         holder.send(order.encode())
         said = holder.answer(_ANSWERS_WITHIN)
         if said is None or not said.startswith("held "):
-            away = f"what is to hold commits in {root.path} does not start"
+            away = f"the process that holds commits in {root.path} does not start"
             raise failure(said or "") or Unreachable(away, subject=str(root.path))
         unused.pop_all()
         return HeldData(staged, holder, order.after(said))

@@ -495,8 +495,7 @@ def _forecast(context: Context, options: Options, repository: Repository) -> GcF
 def _check(repository: Repository, found: MeasuredSpace) -> None:
     if lost := found.unlisted + found.gone:
         raise IntegrityError(
-            f"needed, and in no pack of {repository.store.url} that is there: {format_count(lost, 'object')}; "
-            "gc deletes nothing then",
+            f"{repository.store.url} has lost {format_count(lost, 'object')} that commits need, so gc deletes nothing",
             subject=repository.store.url,
             hint="dsv verify lists what is lost, and dsv verify --repair looks for it elsewhere",
         )

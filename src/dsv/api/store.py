@@ -216,7 +216,7 @@ def _place(
     moved = refs.move(dataset, branch, None, entry)
     if isinstance(moved, LostRace) and moved.winner.commit != commit:
         raise Conflict(
-            f"branch {branch} of {dataset} is made already, at another commit",
+            f"branch {branch} of {dataset} already exists, at another commit",
             subject=f"{dataset}@{branch}",
             hint="somebody else is making these names: wait for them, or name another place",
         )

@@ -245,10 +245,10 @@ class _Executor:
         if reason is not None:
             return reason
         if (last_used(root, place) or 0.0) > candidate.last_use:
-            return "used at this moment"
+            return "in use right now"
         record = candidate.record
         if record is not None and record_path(root, place, record.fill).name not in claims.names:
-            return "cached anew at this moment"
+            return "being cached again"
         return None
 
     def _pass_on(self, due: CachedCommit, removed: Removed) -> Iterator[tuple[CachePlace, Extent]]:

@@ -57,7 +57,7 @@ class Root(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0]
         if name == "help" and len(args) > 2:
-            raise UsageError("help is of one command at a time", hint=f"dsv help {args[1]}")
+            raise UsageError("dsv help takes one command", hint=f"dsv help {args[1]}")
         if name == "help" and len(args) > 1:
             name, args = args[1], [args[1], "--help"]
         if name not in COMMANDS and not ctx.resilient_parsing:

@@ -152,12 +152,12 @@ class Call(typer.Context):
         mode = self.flags.progress
         if mode is not None and mode not in MODES:
             hint = f"--progress {'|'.join(MODES)}"
-            raise UsageError(f"there is no progress {mode!r}", subject=mode, hint=hint)
+            raise UsageError(f"--progress has no mode {mode!r}", subject=mode, hint=hint)
         directory = self.flags.directory
         if directory is None:
             return
         if not directory:
-            raise UsageError("-C names no folder", hint="-C DIR")
+            raise UsageError("-C needs a folder", hint="-C DIR")
         try:
             os.chdir(directory)
         except (FileNotFoundError, NotADirectoryError):
@@ -177,8 +177,11 @@ class Call(typer.Context):
     def line(self, text: str, style: str = "") -> None:
         """Print a line of the result, for people: nothing with --json."""
         if not self.json:
-            text = self.around.stdout_ink.paint(style, printable(text))
-            self.out.line(wrapped(text, self.around.columns()) if self.around.stdout_is_terminal else text)
+            self.prose(self.around.stdout_ink.paint(style, printable(text)))
+
+    def prose(self, text: str) -> None:
+        """Print printable text that a terminal breaks between words."""
+        self.out.line(wrapped(text, self.around.columns()) if self.around.stdout_is_terminal else text)
 
     def routine(self, text: str) -> None:
         """Print a line of the result that says that all went well: nothing with --quiet, as cron mails it."""

@@ -27,7 +27,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "put": "Add or replace files of a dataset, without a workspace",
         "rm": "Remove files and folders of a dataset, without a workspace",
         "mv": "Rename and move files and folders of a dataset",
-        "import": "Commit what lies at a URL, without a copy on this machine",
+        "import": "Commit files from a URL, without a copy on this machine",
         "export": "Write the files of a commit as a tar or a folder, or to a URL",
         "tag": "Create an immutable tag, or list tags",
         "branch": "List, make, rename, move, delete and protect branches",
@@ -98,13 +98,13 @@ MODES = ("auto", "bar", "lines", "json", "none")
 GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
     ("--store URL|NAME", "Store: s3://bucket/prefix, a folder, or a configured name"),
     ("--cache DIR|NAME", "Cache: a folder, or a configured name"),
-    ("-C DIR", "Do as if started in DIR"),
-    ("--json", "One JSON document on stdout, also of a failure"),
+    ("-C DIR", "Run as if started in DIR"),
+    ("--json", "Print one JSON document on stdout, also for a failure"),
     ("--progress MODE", "Progress on stderr: auto, bar, lines, json, none"),
     ("-q, --quiet", "No notes on stderr, and progress only if asked for"),
-    ("--no-pager", "Don't show long output in a pager ($DSV_PAGER, $PAGER, or less)"),
+    ("--no-pager", "Print long output at once, without a pager"),
     ("--debug", "Show the traceback of a failure"),
-    ("-h, --help", "Show help, also of one command"),
+    ("-h, --help", "Show help, also for one command"),
     ("--version", "Show the version"),
 )
 

@@ -150,7 +150,8 @@ class Command(TyperCommand):
         for heading, rows in self.option_rows(ctx).items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
-        formatter.write("\nOptions of every command, such as --json and -q: dsv --help\n")
+        but = f" (all but {' '.join(sorted(self.unused))})" if self.unused else ""
+        formatter.write(f"\nGlobal options{but}: dsv --help\n")
         if alike := look_alikes(str(self.name)):
             with formatter.section("Not to be confused with"):
                 formatter.write_dl([(f"dsv {name}", line) for name, line in alike.items()])

@@ -74,7 +74,7 @@ _BY_ERRNO: dict[int, tuple[type[DsvError], str]] = {
     errno.EEXIST: (Conflict, "something else already exists there"),
     errno.ENOTEMPTY: (Conflict, "the directory is not empty"),
     errno.EBUSY: (Conflict, "in use by something else"),
-    errno.ELOOP: (NotFound, "too many symlinks lead on from there"),
+    errno.ELOOP: (NotFound, "too many levels of symlinks"),
     errno.ENAMETOOLONG: (Unsupported, "the name is too long for this file system"),
     errno.EIO: (Unreachable, "the disk or the file server reported an input/output error"),
     errno.ETIMEDOUT: (Unreachable, "the file server did not answer"),

@@ -107,7 +107,9 @@ def placing_of(call: Call, typed: RunArguments, context: Context, cache: Path) -
     if any(source.origin == "--cache" for source in call.settings.sources) and any(
         pool.name != HERE for pool in pools
     ):
-        raise UsageError("a pool has its cache", subject="--cache", hint=f"leave out --cache, or --on {HERE}")
+        raise UsageError(
+            "a pool has a cache of its own", subject="--cache", hint=f"leave out --cache, or --on {HERE}"
+        )
     prefer = call.settings.get("prefer")
     if prefer is not None and prefer.value not in tuple(Prefer):
         raise UsageError(
@@ -238,9 +240,9 @@ def _check_options(typed: RunArguments) -> None:
         if what in typed.options and "once" not in typed.options:
             raise UsageError(f"--{what} is for --once", hint=f"add --once, or leave out --{what}")
     if typed.offline and "once" in typed.options:
-        raise UsageError("--offline asks no store, which has the results for --once", hint="leave out one")
+        raise UsageError("--once needs the store, so it can't be used with --offline", hint="leave out one")
     if "receipt" in typed.options and "into" not in typed.options:
-        raise UsageError("--receipt is about what --into makes", hint="--into DATASET --receipt FILE")
+        raise UsageError("--receipt requires --into", hint="--into DATASET --receipt FILE")
     if typed.again is not None and typed.target is not None:
         raise UsageError(
             "--again takes no target: it repeats that too", hint=f"dsv run --again {typed.again}"
@@ -259,7 +261,7 @@ def _check(call: Call, typed: RunArguments) -> None:
     if call.json and not typed.dry_run and not typed.detach and call.session.member is None:
         raise UsageError("stdout is the job's, so the result can't go there", hint="--json-file FILE")
     if typed.offline and "into" in typed.options:
-        raise UsageError("--offline asks no store, and --into moves a branch there", hint="leave out one")
+        raise UsageError("--into needs the store, so it can't be used with --offline", hint="leave out one")
     if typed.again is None and typed.target is None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -- CMD...")
 

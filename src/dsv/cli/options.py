@@ -29,7 +29,7 @@ Author = Annotated[
 Create = Annotated[bool, option("--create", "Make the dataset if it does not exist yet.")]
 Strict = Annotated[bool, option("--strict", "Refuse if files of it were erased (dsv erase).")]
 DryRun = Annotated[bool, option("-n --dry-run", "Show what would change, and change nothing.")]
-ExitCode = Annotated[bool, option("--exit-code", "End with 1 if there is a difference.")]
+ExitCode = Annotated[bool, option("--exit-code", "Exit with 1 if there is a difference.")]
 Force = Annotated[
     bool,
     option("--force", "Move the branch even if it is protected; the message is the reason, and is kept."),
@@ -84,7 +84,7 @@ def one_of(**given: object) -> None:
     named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if len(named) > 1:
         raise UsageError(
-            f"{' and '.join(named)} exclude each other", subject=named[-1], hint="give one of them"
+            f"{' and '.join(named)} can't be used together", subject=named[-1], hint="give one of them"
         )
 
 

@@ -80,13 +80,14 @@ def wrapped(text: str, columns: int) -> str:
     lines = []
     for line in text.split("\n"):
         fill = bool(_TO_COPY.match(_PAINT.sub("", line)))
+        indent = " " * (len(line) - len(line.lstrip(" ")))
         done, (row, *words) = "", line.split(" ")
         for word in words:
             used = width(_PAINT.sub("", row))
             if used + 1 + width(_PAINT.sub("", word)) <= columns:
                 row = f"{row} {word}"
             elif fill:
-                done, row = done + row + " " * (-used % columns), word
+                done, row = done + row + " " * (-used % columns), indent + word
             else:
                 done, row = f"{done}{row}\n", word
         lines.append(done + row)

@@ -172,7 +172,7 @@ class _Object(_Body):
         return data
 
     def _differs(self, name: str) -> IntegrityError:
-        text = f"{self._shown} has not arrived as it is there: its {name} is another"
+        text = f"{self._shown} arrived damaged: its {name} is another"
         hint = f"run the same command again, or dsv put what 'aws s3 cp {self._shown} FILE' gives"
         return IntegrityError(text, subject=self._shown, hint=hint)
 

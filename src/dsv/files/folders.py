@@ -95,7 +95,9 @@ def _give_rights(above: int, draft: str, rights: FolderRights) -> None:
     now. Raises `OSError`."""
     with Opened(os.open(draft, FOLDER_FLAGS, dir_fd=above)) as folder:
         if os.listdir(folder):  # noqa: PTH208 (a descriptor; somebody has given its name to another folder)
-            raise PermissionError(errno.EPERM, "somebody has exchanged a folder that was just made", draft)
+            raise PermissionError(
+                errno.EPERM, "another process has replaced a folder that was just made", draft
+            )
         if rights.group is not None:
             with suppress(PermissionError):  # this user is not a member: the mode alone must do
                 os.fchown(folder, -1, rights.group)

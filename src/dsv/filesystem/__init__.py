@@ -244,7 +244,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         count = len(paths)
         columns = [bound if isinstance(bound, list) else [bound] * count for bound in (starts, ends)]
         if any(len(column) != count for column in columns):
-            raise ValueError("there is not one start and one end for each path")
+            raise ValueError("each path needs one start and one end")
         answers: list[Any] = [None] * count
         asked: dict[str, list[tuple[int, str, int, int | None]]] = {}
         for number, (path, start, end) in enumerate(zip(paths, *columns, strict=True)):

@@ -290,7 +290,7 @@ class _Decider:
         elif choice is ConflictChoice.THEIRS:
             yield from (_resolved(_take_theirs(pair), choice) for pair in (first, *below))
         else:
-            reason = "" if choice is None else "a file and a folder can't be kept both"
+            reason = "" if choice is None else "a file and a folder can't both be kept"
             theirs = first.theirs.after if first.theirs is not None else _before(first)
             conflict = PathConflict(
                 first.path, ConflictKind.FILE_AND_FOLDER, first.value_of_ours, theirs, reason

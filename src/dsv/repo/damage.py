@@ -52,7 +52,7 @@ def _last(store: StoreBackend, listed: Iterable[str]) -> tuple[int, Damage] | No
         except NotFound:
             listed = [item.key for item in store.list(keys.DAMAGE_PREFIX)]
         except IntegrityError as error:
-            error.hint = "dsv verify --full writes what is known of the store's damage anew"
+            error.hint = "dsv verify --full records the store's damage again"
             raise
     raise NotFound(f"{key} is listed and can't be read in {store.url}", subject=key)
 

@@ -142,7 +142,7 @@ class NamesMove:
             raise Conflict(
                 f"{log.entries[self._decides].author} cancelled the move of the names to {self._target}",
                 subject=self._target,
-                hint="the same command again begins anew",
+                hint="the same command starts over",
             )
 
     def _check_begun(self, log: FormatLog) -> None:

@@ -83,7 +83,7 @@ def root_missing(url: str) -> NoAnswer:
 def no_hard_links(url: str, error: OSError) -> Unsupported:
     """Return the error for a file system without link(2), which put-if-absent needs."""
     return Unsupported(
-        f"{url} lies on a file system without hard links ({error.strerror}), so it can hold no store",
+        f"{url} lies on a file system without hard links ({error.strerror}), so it can't hold a store",
         subject=url,
         hint="put the store on a local disk, NFS, or an object store (s3://bucket/prefix)",
     )

@@ -128,7 +128,9 @@ class SampleIndex:
 def _reopened(folder: Path, name: str, data: bytes | None) -> SampleIndex:
     found = MetadataCache(folder).map(_KIND, name) if data is None else data
     if found is None:
-        raise FileNotFoundError(f"the index of samples {name} in {folder} was removed: make the samples anew")
+        raise FileNotFoundError(
+            f"the index of samples {name} in {folder} was removed: make the samples again"
+        )
     return SampleIndex(folder, name, found)
 
 

@@ -47,7 +47,7 @@ def refusal(problems: Iterable[Problem], root: str) -> DsvError:
         return Changing(
             f"{what} in {root} changed while dsv was reading:{lines}",
             subject=root,
-            hint="run the same command again, best while nothing writes there",
+            hint="run the same command again, if possible while nothing writes there",
         )
     return Unsupported(
         f"{what} in {root} can't be stored:{lines}",

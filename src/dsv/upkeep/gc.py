@@ -310,8 +310,8 @@ class Collector:
         if missing is not None:
             first = keys.pack_key(missing.packs[0]) if missing.packs else keys.INDEX_PREFIX
             raise IntegrityError(
-                f"needed, and in no pack of {self._store.url} that is there: "
-                f"{format_count(missing.objects, 'object')}; nothing was deleted",
+                f"{self._store.url} has lost {format_count(missing.objects, 'object')} that commits need; "
+                "nothing was deleted",
                 subject=first,
                 hint="dsv verify lists what is lost, and dsv verify --repair looks for it elsewhere",
             )
@@ -325,9 +325,7 @@ class Collector:
             log = append(self._repository, self._writer, dataset, ExpiryAction.FREE, choose)
             if new := len(set(log.freed) - set(before)):
                 self.result.freed[dataset] = new
-                self._progress.note(
-                    f"the grace of {format_count(new, 'expired commit')} of {dataset} is over"
-                )
+                self._progress.note(f"{format_count(new, 'expired commit')} of {dataset} can be freed now")
 
     def _plan(self, needed: IdSet) -> list[PackId]:
         """Return the packs to condemn, after copying what is needed of them."""
@@ -379,9 +377,7 @@ class Collector:
         self.result.copied_bytes = copies.stored
         if left := len(plan.rewrite) - len(done):
             if late := left - len(damaged):
-                self._progress.note(
-                    f"the time is over: {format_count(late, 'pack')} will be written anew next time"
-                )
+                self._progress.note(f"time is up: {format_count(late, 'pack')} are left to repack next time")
             self.result.plan = msgspec.structs.replace(plan, rewrite=tuple(done), left=plan.left + left)
         return done
 

@@ -139,7 +139,7 @@ class Verifier:
             if not anew:
                 raise
             self._anew = True
-            self.progress.note("the damage marks of the store can't be read, and are written anew")
+            self.progress.note("the damage marks of the store can't be read, and are rewritten")
         self._marked: set[PackId] = set()
         if self.marks is not None:
             self._marked = {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}

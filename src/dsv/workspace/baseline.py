@@ -296,7 +296,7 @@ def check_paths(root: Path, base: Callable[[], TreeReader | None], paths: Iterab
 
 def _meant(root: Path, path: bytes) -> str:
     if path.startswith(b"@"):
-        return f"a path is wanted here; dsv ls {path.decode(errors='replace')} shows what a commit has"
+        return f"a path is needed here; dsv ls {path.decode(errors='replace')} shows what a commit has"
     folder, _, name = path.rpartition(b"/")
     try:
         names = [one.name for one in (root / os.fsdecode(folder)).iterdir()]

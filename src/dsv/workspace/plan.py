@@ -301,7 +301,7 @@ class CheckoutPlanner:
         if conflict is not None and conflict.path != change.path:
             choice = choices.of(change.path) or choices.of(conflict.path)
             if choice is ConflictChoice.BOTH:
-                return _because(step, "a file and a folder can't be kept both")
+                return _because(step, "a file and a folder can't both be kept")
             resolved = max(change.path, conflict.path, key=len)
             return Step(Act.STAY, change, resolved=resolved) if choice is ConflictChoice.OURS else step
         merger, content = self._goal.merger, None
@@ -321,7 +321,7 @@ class CheckoutPlanner:
         if choice is ConflictChoice.THEIRS and not is_merged:
             return step
         if choice is ConflictChoice.BOTH and self._disk.is_folder(change.path):
-            return _because(step, "a file and a folder can't be kept both")
+            return _because(step, "a file and a folder can't both be kept")
         if decision.file is not None:
             if now is None or not now.is_file or change.after is None or not change.after.is_file:
                 reason = "a resolved file is for a file on both sides; write it here, and use --ours"

@@ -198,7 +198,7 @@ class Workspace(msgspec.Struct, frozen=True):
             raise IntegrityError(
                 f"{self.dot / _BASE} holds no commit id",
                 subject=str(self.dot / _BASE),
-                hint="write the id that dsv log shows into it, or clone the dataset anew",
+                hint="write the id that dsv log shows into it, or clone the dataset again",
             ) from None
 
     def set_base(self, commit: CommitId | None) -> None:
@@ -384,5 +384,5 @@ def _unreadable(config: Path) -> IntegrityError:
     return IntegrityError(
         f"{config} is not a workspace's binding: it needs store, store_id, dataset and branch",
         subject=str(config),
-        hint="mend it by hand, or remove it and bind the folder again with dsv init or dsv clone",
+        hint="fix it by hand, or remove it and bind the folder again with dsv init or dsv clone",
     )

@@ -45,10 +45,10 @@ def bench(
     source: Literal["store", "cache", "folder"] | None = option(
         "--from store|cache|folder", "Where it is read (default: the store)."
     ),
-    accelerators: int | None = option("--accelerators N", "Measure N of them, and search for nothing."),
-    up_to: int = option("--up-to N", "Try so many accelerators at most.", default=64),
+    accelerators: int | None = option("--accelerators N", "Measure N accelerators, without a search."),
+    up_to: int = option("--up-to N", "Try at most N accelerators.", default=64),
     steps: int = option("--steps N", "End a round after N steps, at least 2.", parser=whole(2), default=500),
-    duration: int | None = option("--duration TIME", "Or after so long (default: 20s)."),
+    duration: int | None = option("--duration TIME", "Or after this long (default: 20s)."),
     batch: Literal["files", "bytes"] | None = option(
         "--batch files|bytes", "A batch has the model's files, or its bytes."
     ),
@@ -167,9 +167,9 @@ def _caveats(found: FeedResult) -> list[str]:
     memory = f"{times:.2g} times" if times >= 0.01 else "less than 0.01 times"
     lines = [f"{memory} the memory of this host; MLPerf Storage takes 5 times"]
     if request.source == "store":
-        lines.append("what caches of the store and of this host had of it is not known")
+        lines.append("how much of it was in caches of the store and of this host is unknown")
     elif found.page_cache is None:
-        lines.append("the file system does not tell what this host's page cache had of it")
+        lines.append("the file system does not tell how much of it was in this host's page cache")
     else:
         warm = f"{found.page_cache:.0%} of the files were in this host's page cache"
         lines.append(warm + (", which was dropped" if request.drop else ", which was kept"))
@@ -177,6 +177,6 @@ def _caveats(found: FeedResult) -> list[str]:
         lines.append("caches may have been warm: these figures may be too good")
     if not 0.9 < found.sample_bytes / load.sample < 1.1:
         lines.append(
-            f"a sample is a file here, of {format_bytes(round(found.sample_bytes))}: see --batch bytes"
+            f"here a sample is a file of {format_bytes(round(found.sample_bytes))}: see --batch bytes"
         )
     return lines

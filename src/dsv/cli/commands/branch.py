@@ -165,7 +165,7 @@ def _move(context: Context, old: str, new: str | None, more: str, message: str) 
     path, to = BranchPath.parse(old), BranchPath.parse(new)
     if to.dataset not in (None, path.dataset):
         raise UsageError(
-            f"{old} stays in its dataset", subject=new, hint=f"dsv branch --move {old} {to.branch}"
+            f"{old} can't move to another dataset", subject=new, hint=f"dsv branch --move {old} {to.branch}"
         )
     item = rename_branch(context, path, to.branch, message)
     notes = [f"this workspace now follows {item.branch}"] if item.followed else []

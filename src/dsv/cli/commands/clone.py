@@ -37,10 +37,10 @@ def clone(
 ) -> None:
     """Fetch a dataset into a new workspace.
 
-    By default DIR is named after the dataset. Files in DIR that are as in the commit stay; for anything else there it
-    lists them with exit code 4, unless --keep or --force says what to do. The workspace follows the branch that REV
-    names, else main. If interrupted, run the same command again. Files that a cache on this machine has are copied from
-    there and checked.
+    By default DIR is named after the dataset. Files in DIR that match the commit stay; any others are listed, with
+    exit code 4, unless --keep or --force says what to do. The workspace follows the branch that REV names, else main.
+    If interrupted, run the same command again. Files that a cache on this machine has are copied from there and
+    checked.
 
     With --only the workspace is sparse: it has what the patterns match, and the rest never counts as removed. Patterns
     are those of 'dsv sparse'.

@@ -90,8 +90,8 @@ def _show(call: Call, done: CopyResult, *, dry_run: bool) -> None:
         call.say(f"sent {size} to {done.to}, with {format_count(done.requests, 'request')}")
     if done.runs is not None:
         verb = "would be copied" if dry_run else "copied"
-        left = f"; {done.runs.lacking:,} name commits that it lacks, and are not" if done.runs.lacking else ""
+        left = f"; {done.runs.lacking:,} not, as their commits are not there" if done.runs.lacking else ""
         call.say(f"{format_count(done.runs.copied, 'record')} of runs {verb}{left}")
     if done.erasures:
-        verb = "to take over" if dry_run else "taken over"
+        verb = "would be copied" if dry_run else "copied"
         call.say(f"{format_count(done.erasures, 'erasure')} {verb}; dsv erase --status --store {done.to}")

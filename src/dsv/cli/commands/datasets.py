@@ -38,8 +38,9 @@ def datasets(
 ) -> None:
     """List what the store holds, or delete or rename a dataset.
 
-    Every dataset by name, with the head of its main. A deleted dataset has no branches any more, and all of its commits
-    are expired: 'dsv gc' removes what only they have, two weeks later at the earliest. Its name is not used again.
+    Lists every dataset with the head of its branch main. A deleted dataset has no branches any more, and all of its
+    commits are expired: 'dsv gc' removes what only they have, two weeks later at the earliest. Its name is not used
+    again.
 
     A renamed dataset keeps its commits with their ids. Its old name is only used again to rename it back.
     """

@@ -104,8 +104,8 @@ def demo(
     """Take the whole tour in a temporary folder.
 
     Makes a small dataset, syncs, changes and tags it, caches it, runs jobs on it and evicts it again; then lets old
-    commits expire, copies the store, and repairs it: real commands with their real output, over a store and a cache in
-    a folder that is gone afterwards. It needs no network, and reads and writes nothing else of yours.
+    commits expire, copies the store, and repairs it: real commands with their real output, with a store and a cache
+    in a folder that is removed afterwards. It needs no network, and reads and writes nothing else of yours.
     """
     if call.around.stdout_is_terminal and not call.json:
         call.out.stream()

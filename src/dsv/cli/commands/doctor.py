@@ -28,7 +28,7 @@ _STYLES = {CheckState.OK: Style.ADDED, CheckState.WARN: Style.WARNING, CheckStat
 def doctor(call: Call) -> int:
     """Check the settings, store, cache and engines in effect here.
 
-    Each check reports ok, warn or fail, and how to fix it. The store is proved by writing: small objects under probe/
+    Each check reports ok, warn or fail, and how to fix it. The store is tested by writing: small objects under probe/
     are made by many writers at once, listed, and removed. Nothing else is changed. The exit code is 1 if something
     fails.
     """

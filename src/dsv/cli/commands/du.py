@@ -100,12 +100,12 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
     call.line("")
     ways = (
         (packs.free, packs.free_bytes, "at once"),
-        (packs.rewritten, packs.rewritten_bytes, "by writing anew what is needed"),
+        (packs.rewritten, packs.rewritten_bytes, "by repacking what is needed"),
     )
     freed = " and ".join(
         f"{format_bytes(size)} {how} ({format_count(count, 'pack')})" for count, size, how in ways if count
     )
-    none = "nothing, as something that is needed is lost" if lost else "nothing"
+    none = "nothing, as data that is needed is lost" if lost else "nothing"
     call.line(f"gc would free {none if lost else freed or none}")
     if packs.joined.packs and not lost:
         call.line(f"gc would join packs: {packs.joined.text}")

@@ -20,8 +20,8 @@ from dsv.values.units import format_bytes, format_count, parse_duration
 
 _TITLES = {
     "erased": "to be erased from all commits:",
-    "shared": "others with a part of it:",
-    "kept": "others with the same content, so it stays:",
+    "shared": "other files with a part of it:",
+    "kept": "other files with the same content, so it stays:",
 }
 
 
@@ -56,10 +56,11 @@ def erase(
 ) -> int:
     """Erase the contents of files for good.
 
-    TARGET:PATH names a file, or all files of a folder, in one commit. Their contents are erased in every commit, branch
-    and tag of the store, whatever the path; other contents that the path had in other commits stay. Commits keep their
-    ids, and list the path, its size and its id. 'dsv cat' says when, by whom and why it was erased, and 'dsv export',
-    'dsv cache' and 'dsv clone' write the rest. Nobody can store the content there again, and nothing brings it back.
+    TARGET:PATH names a file, or all files of a folder, in one commit. Their contents are erased in every commit,
+    branch and tag of the store, whatever the path; other contents that the path had in other commits stay. Commits
+    keep their ids, and list the path, its size and its id. 'dsv cat' says when, by whom and why it was erased, and
+    'dsv export', 'dsv cache' and 'dsv clone' write the rest. Nobody can store the content there again, and it can't
+    be restored.
 
     First, every other path that shares the content or a part of it is listed. If there is any, --shared has to say what
     becomes of those files: 'erase' erases them, too; 'keep' keeps what they have.
@@ -107,7 +108,7 @@ def _request(
     if not targets and not ids:
         raise UsageError("nothing to erase was named", hint="dsv erase DATASET:PATH --reason TEXT")
     if targets and ids:
-        raise UsageError("paths and --id exclude each other", subject="--id", hint="give one of them")
+        raise UsageError("paths and --id can't be used together", subject="--id", hint="give one of them")
     if not reason.strip() and not dry_run:
         raise UsageError("an erasure needs a reason, which is kept", hint="--reason TEXT")
     if shared not in (None, "erase", "keep"):
@@ -137,7 +138,7 @@ def _show_copies(call: Call, done: api.Done) -> None:
         for line in first(lines, more=", which --dry-run --json lists"):
             call.say(f"  {line}")
     for text_ in (*done.elsewhere, *done.unanswered):
-        call.say(f"gc does not reach: {text_}" if text_ in done.elsewhere else text_)
+        call.say(f"gc can't reach: {text_}" if text_ in done.elsewhere else text_)
 
 
 def _output(run: ReadingRun) -> str:
@@ -234,4 +235,4 @@ def _show_status(call: Call, done: api.ErasureStatus) -> None:
     for text_ in done.unanswered:
         call.warn(text_)
     for text_ in done.elsewhere:
-        call.say(f"not looked at: {text_}")
+        call.say(f"not checked: {text_}")

@@ -43,10 +43,9 @@ def evict(
     """Free cache space.
 
     Without options it applies the limits of the cache's dsv-cache.toml; an option only makes them stricter. What a
-    run or a hold uses and what the owner protects stays. The store is never touched. Prints a
-    line for each commit that went, and nothing when nothing was due (--all and --dry-run say so); exit code 7 says
-    that a limit is still exceeded. A commit that can't be removed keeps no other from going; the exit code is then
-    that of the failure.
+    run or a hold uses and what the owner protects stays. The store is never touched. Prints a line for each evicted
+    commit, and nothing if there was none (--all and --dry-run say so); exit code 7 says that a limit is still
+    exceeded. A commit that can't be removed does not stop the others; the exit code is then that of the failure.
     """
     gone: list[CachedCommit] = []
     wanted = [Target.parse(text) for text in targets or ()]

@@ -68,7 +68,7 @@ def expire(
         call.takes_only("--undo", "undo", "dataset", "commits", "message", "author")
     if commits and not undo:
         raise UsageError(
-            "commits are named with --undo alone; otherwise rules say which expire",
+            "only --undo takes commits; otherwise rules say which expire",
             subject=commits[0],
             hint=f"dsv expire {name} --undo {commits[0]}",
         )

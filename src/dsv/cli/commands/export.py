@@ -32,7 +32,7 @@ def export(
     call: Call,
     typed: str = argument("TARGET"),
     to: str = argument("DIR|FILE.tar|URL|-"),
-    force: bool = option("--force", "Replace files of others that are in the way at the URL."),
+    force: bool = option("--force", "Replace files at the URL that dsv did not write."),
     profile: str | None = option("--target-profile NAME", "AWS profile for an s3:// URL."),
     endpoint: str | None = option("--target-endpoint URL", "S3 server of an s3:// URL."),
     skip_damaged: bool = option("--skip-damaged", "Leave out what can't be read, name it, and exit with 5."),
@@ -99,5 +99,5 @@ def _left_out(call: Call, done: Exported) -> int:
     if not done.damaged:
         return 0
     count = sum(one.entries or 1 for one in done.damaged)
-    call.warn(f"{format_count(count, 'path')} left out, as they are damaged; dsv verify says what else is")
+    call.warn(f"{format_count(count, 'path')} left out, as they are damaged; dsv verify lists all damage")
     return IntegrityError.exit_code

@@ -39,15 +39,15 @@ def gc(
 ) -> None:
     """Delete unreferenced data from a store.
 
-    That is the content of commits that expired two weeks ago or earlier (dsv expire --undo-for), and what syncs that
-    were killed have left. Everybody can keep working meanwhile. Packs of which nothing is needed are deleted. If less
-    than half of a pack is needed, that part is copied to a new pack first. Many small packs, as edits make them, are
+    That is the content of commits that expired two weeks ago or earlier (dsv expire --undo-for), and what interrupted
+    syncs have left. Everybody can keep working meanwhile. Packs of which nothing is needed are deleted. If less than
+    half of a pack is needed, that part is copied to a new pack first. Many small packs, as edits make them, are
     joined to a few in the same way, so that reading takes fewer requests.
 
     gc waits for those who were writing when it began: until they are done, or have been silent for an hour. Any error
     ends it before more is deleted. A gc that was killed is continued by the next one, on any machine.
 
-    What gc has deleted does not come back. It shows what goes and asks; without a terminal it needs --yes.
+    What gc deletes can't be restored. It shows what it will delete, and asks; without a terminal it needs --yes.
     """
     from dsv.upkeep.gc import Options
 
@@ -102,9 +102,7 @@ def _lines(sizes: GcForecast) -> Iterator[str]:
     if not (sizes.deleted or sizes.unfinished):
         yield "nothing to free"
         return
-    copied = f" after copying {format_bytes(sizes.copied)} out of them"
-    rewritten = f", and {format_count(packs.rewritten, 'pack')}{copied}" if packs.rewritten else ""
-    yield f"would delete {format_count(packs.free, 'pack')} with {format_bytes(packs.free_bytes)}{rewritten}"
+    yield f"would delete {_packs(sizes.deleted, sizes.deleted_bytes, sizes.copied)}"
     yield f"would free {format_bytes(sizes.freed)} of {format_bytes(packs.bytes)}"
     if packs.joined.packs:
         yield packs.joined.text
@@ -130,20 +128,23 @@ def _tell(call: Call, collected: Collection) -> None:
     call.items(freed, head)
     for dataset, count in done.freed.items():
         call.routine(f"freed {format_count(count, 'expired commit')} of {dataset}")
-    copied = f", after copying {format_bytes(done.copied_bytes)} out of {format_count(rewritten, 'pack')}"
-    call.routine(
-        f"deleted {format_count(done.deleted, 'pack')} with {format_bytes(done.deleted_bytes)}"
-        f"{copied if rewritten else ''}"
-    )
+    packs = _packs(done.deleted, done.deleted_bytes, done.copied_bytes)
+    call.routine(f"deleted {packs}" if done.deleted else "nothing to delete")
     if done.plan is not None and done.plan.joined.packs:
         call.routine(done.plan.joined.text)
     if done.continued:
         call.say("this includes what an earlier garbage collection had begun")
     if done.spared:
-        call.say(f"kept, as they are in use again: {format_count(done.spared, 'pack')}")
+        call.say(f"kept {format_count(done.spared, 'pack')} that are in use again")
     if left:
-        call.say(f"left to repack: {format_count(left, 'pack')}; run dsv gc again")
+        call.say(f"{format_count(left, 'pack')} left to repack: run dsv gc again")
     call.say(_requests(collected.url, collected.requests))
+
+
+def _packs(count: int, size: int, copied: int) -> str:
+    """Return `3 packs (40.1 GB), 664 MB of it copied to new packs first`."""
+    first = f", {format_bytes(copied)} of it copied to new packs first" if copied else ""
+    return f"{format_count(count, 'pack')} ({format_bytes(size)}){first}"
 
 
 def _price(url: str, requests: Requests) -> dict[str, object]:

@@ -53,7 +53,7 @@ def hold(
 def release(
     call: Call,
     targets: Targets = None,
-    ids: list[str] | None = option("--id ID", "The hold of this id, or of one that begins so."),
+    ids: list[str] | None = option("--id ID", "The hold with this id; its first 8 digits are enough."),
     job: str | None = option("--job ID", "The holds that were taken in this batch job."),
     everything: bool = option("--all", "All of your holds: of TARGET, or of all that is cached."),
     everyone: bool = option("--everyone", "Also what other people hold with 'dsv hold'."),

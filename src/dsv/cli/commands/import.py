@@ -55,7 +55,7 @@ def import_(
     materialize: bool = option("--materialize", "Store what DATASET refers to at the URL. The commit stays."),
     rev: list[str] | None = option("--rev REV", "Commit this revision, or each of A..B."),
     history: bool = option("--history", "Commit each revision up to the URL's."),
-    dvc_remote: str | None = option("--dvc-remote NAME-OR-URL", "Another remote than DVC's default."),
+    dvc_remote: str | None = option("--dvc-remote NAME-OR-URL", "A remote other than DVC's default."),
     allow_removals: AllowRemovals = False,
     skip_unsupported: SkipUnsupported = False,
     yes: Yes = False,
@@ -65,11 +65,12 @@ def import_(
     author: Author = None,
     force: Force = False,
 ) -> None:
-    """Commit what lies at a URL, without a copy on this machine.
+    """Commit files from a URL, without a copy on this machine.
 
     The files at the URL and below it are added at PATH as one commit on the branch (main), and replace what is there.
     s3:// is read with the store's endpoint and credentials unless others are named, any other URL by its fsspec
-    package. If killed, the same command continues. A later import reads only files whose size, tag or time is another.
+    package. If killed, the same command continues. A later import reads only files whose size, tag or time has
+    changed.
 
     dvc+ before the URL or the path of a git repository reads the outputs of DVC that its newest commit names, or that
     of @REV at the end, from its DVC remote. With --rev or --history each revision of it, or of a dataset of hf://,

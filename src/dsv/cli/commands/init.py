@@ -34,9 +34,9 @@ def init(
 ) -> None:
     """Bind this folder to a new dataset.
 
-    By default the dataset is named after the folder. A store that does not exist yet is created, after a test that of
-    several writers of one key exactly one wins. With --names, a bucket that fails the test can hold the data, while the
-    names (branches, tags) are in a folder or another bucket. No file is read; 'dsv sync' does that.
+    By default the dataset is named after the folder. A store that does not exist yet is created, after a test that
+    exactly one of several writers of a key wins. With --names, a bucket that fails the test can hold the data, while
+    the names (branches, tags) are in a folder or another bucket. No file is read yet; 'dsv sync' does that.
     """
     call.flags.names = names
     with call.context(writes=True, author=author) as context:

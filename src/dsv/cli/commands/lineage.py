@@ -48,14 +48,14 @@ def lineage(
     target: str = argument("[TARGET|FILE]", ""),
     down: bool = option("--down", "Show what was made of it, and who used it."),
     changes: bool = option("--changes", "Show what has changed since in each of the raw datasets."),
-    depth: int | None = option("--depth N", "Go at most N runs far.", parser=whole(0)),
+    depth: int | None = option("--depth N", "Follow at most N runs.", parser=whole(0)),
     exit_code: ExitCode = False,
 ) -> int:
     """Show where data comes from, and what was made of it.
 
-    TARGET is [DATASET][@REV][:PATH]. What begins with ./ ../ / or ~ is a file, sought in the newest outputs of runs and
-    in branches. Runs are joined by the trees that they read and made, as their records have them. With --exit-code the
-    difference is an input whose branch has moved.
+    TARGET is [DATASET][@REV][:PATH]. What begins with ./ ../ / or ~ is a file, looked up in the newest outputs of
+    runs and in branches. Runs are joined by the trees that they read and made, as their records have them. With
+    --exit-code the difference is an input whose branch has moved.
     """
     with call.context() as context:
         found = find(context, target, down=down, changes=changes, depth=depth)
@@ -97,7 +97,7 @@ def _write(call: Call, found: Lineage, target: str) -> None:
         if found.raw and not found.down:
             call.line(f"raw data: {', '.join(map(_name, found.raw))}")
     if found.cut:
-        call.say("it goes on: a larger --depth shows more")
+        call.say("there is more: use a larger --depth")
 
 
 def _change(change: RawChange) -> Sequence[str]:

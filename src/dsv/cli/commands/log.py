@@ -117,7 +117,7 @@ def _followed(call: Call, context: Context, path: str | None, target: Target) ->
     if path is None:
         return None
     if call.words:
-        raise UsageError("--follow is of one file, and takes no paths after --", subject="--follow")
+        raise UsageError("--follow takes one file, and no paths after --", subject="--follow")
     (found,) = dataset_paths(context, [path], [target])
     return found
 
@@ -156,7 +156,7 @@ def _write(call: Call, items: Iterable[LogItem], graph: Graph | None, *, oneline
         lines = _lines(call, item, oneline=oneline)
         if graph is None:
             for line in lines if oneline or not place else ["", *lines]:
-                call.out.line(line)
+                call.prose(line)
             continue
         if not oneline:
             lines.append("")

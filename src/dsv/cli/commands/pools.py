@@ -27,9 +27,9 @@ from dsv.values.units import format_bytes
 def pools(call: Call, target: str | None = argument("[TARGET]")) -> int:
     """Show the pools that runs may go to, and what is free there.
 
-    All pools are asked at the same time, for 10 seconds at most. One that doesn't answer, or whose settings are wrong,
-    keeps no other from being shown. What is wrong is shown below the table, and the exit code is not 0: 6, or the code
-    of what is wrong in the settings. The pool 'here' is this machine with the cache in effect, which needs no
+    All pools are asked at the same time, for 10 seconds at most. One that doesn't answer, or whose settings are
+    wrong, does not hide the others. What is wrong is shown below the table, and the exit code is not 0: 6, or the
+    code of what is wrong in the settings. The pool 'here' is this machine with the cache in effect, which needs no
     configuration; 'dsv config pools.NAME.engine ENGINE' makes another one.
     """
     with call.context() as context:

@@ -66,7 +66,7 @@ def put(
 
     SRC is a file or folder of this machine, or - for stdin. PATH with a slash at its end, or that of a folder in the
     dataset, is a folder to put them in; otherwise it is the new name. Files that are there are replaced, and folders
-    merged; no file replaces a folder. All of it is one commit on the branch (main). If somebody else publishes
+    merged; a file can't replace a folder. All of it is one commit on the branch (main). If somebody else publishes
     meanwhile, the commit follows theirs, unless both changed one path: then nothing is published, with exit code 4.
 
     Folders are taken as 'dsv sync' takes them: symlinks as symlinks, except what a .dsvignore in them excludes.
@@ -203,7 +203,7 @@ def _new_path(target: Target, typed: str, first: str) -> bytes:
         raise UsageError(
             f"{typed} is in another dataset or branch than {first}",
             subject=typed,
-            hint="the new path is one in the same dataset; a path that has a colon itself is written as :PATH",
+            hint="the new path is in the same dataset; write a path with a colon as :PATH",
         )
     return named.path or b""
 

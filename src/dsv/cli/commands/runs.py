@@ -52,7 +52,7 @@ def runs(
     compare: bool = option("--compare", "Compare these runs, or those that a filter leaves."),
     as_csv: bool = option("--csv", "Write it as CSV, exact and with all columns."),
     once: bool = option("--once", "Show what is in the key of the run ID, and compute it again."),
-    log: bool = option("--log", "Print the log of the run ID; of a very long one head and tail."),
+    log: bool = option("--log", "Print the log of the run ID; of a very long one, head and tail."),
     out: str | None = option("--out DIR", "Copy the output of the run ID to a new folder."),
     into: str | None = option("--into TARGET", "Make this branch exactly the kept output of the run ID."),
     delete: bool = option("--delete", "Delete these runs for good, with their own folders here."),
@@ -226,7 +226,7 @@ def _delete(
         if chosen:
             name = chosen[0].run if len(chosen) == 1 else format_count(len(chosen), "run")
             datasets = ", ".join(sorted({str(stored.dataset) for stored in chosen}))
-            call.confirm(f"nothing brings back {name} of {datasets} once deleted", name, yes=yes)
+            call.confirm(f"{name} of {datasets} can't be restored once deleted", name, yes=yes)
             opened.delete(chosen, call.warn, force=force)
     if call.json:
         call.document({"deleted": [{"run": stored.run, "dataset": stored.dataset} for stored in chosen]})

@@ -38,8 +38,8 @@ def show(
 ) -> None:
     """Show a commit, or one file of it.
 
-    The change is that against the first parent, summed by folder. TARGET is [DATASET][@REV][:PATH]; without it, the
-    base commit of this workspace.
+    The change since the first parent is summed by folder. TARGET is [DATASET][@REV][:PATH]; without it, the base
+    commit of this workspace.
     """
     one_of(json=call.json, name_only=name_only, name_status=name_status)
     one_of(dirs=dirs is not None, name_only=name_only, name_status=name_status)
@@ -60,7 +60,7 @@ def _write_head(call: Call, shown: ShownCommit) -> None:
     if shown.path is None:
         ink = call.around.stdout_ink
         for line in commit_lines(shown.id, shown.commit, shown.names, ink, parents=True):
-            call.out.line(line)
+            call.prose(line)
         return
     call.out.line(f"folder  {printable(shown.path.path)}")
     call.out.line(f"in      {_commit(shown)}")

@@ -48,9 +48,9 @@ def status(
 ) -> int:
     """Show local changes, and what a sync would do.
 
-    The last lines compare the base with the branch, and say what to type next. Files are read only if their size and
-    times leave a doubt. The store is not asked where the branch is: this shows what it answered to the last
-    command that asked it from here, and how long ago. --fetch asks it now.
+    The last lines compare the base with the branch, and say what to type next. Files are read only if their sizes and
+    times leave doubt. The store is not asked where the branch is: this shows what it answered to the last command
+    that asked it from here, and how long ago. --fetch asks it now.
     """
     typed = paths or ()
     with call.context() as context:

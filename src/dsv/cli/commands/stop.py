@@ -107,7 +107,7 @@ def _end(
         raise Unreachable(
             f"run {record.run} may still run: {record.engine} did not end its job",
             subject=record.run,
-            hint=f"see that {record.engine} answers, then: dsv stop {record.run}",
+            hint=f"make sure that {record.engine} answers, then: dsv stop {record.run}",
         )
     if not record.state.is_terminal:
         said, hint = _out_of_reach(record, "it can be stopped", "stop")
@@ -353,7 +353,7 @@ def _until(
         for view in views:
             if (why := view.last_known) is not None:
                 said = view.record.error if len(views) == 1 else why.message
-                warn(f"the end of a run can't be seen now: {said}")
+                warn(f"can't tell now whether a run has ended: {said}")
         rest(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
         found.complete_cut_off(lambda _: None)  # each time: a job may outlive its supervisor for a while

@@ -32,7 +32,7 @@ def tag(
     delete: str | None = option(
         "--delete NAME", "Delete this tag of the dataset named after it, or else of the workspace's."
     ),
-    force: bool = option("--force", "With --delete: nothing brings a deleted tag back."),
+    force: bool = option("--force", "With --delete: a deleted tag can't be restored."),
     author: Author = None,
 ) -> None:
     """Create an immutable tag, or list tags.

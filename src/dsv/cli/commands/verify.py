@@ -26,7 +26,7 @@ _COMMITS = 20
     "verify",
     unused=["--cache"],
     examples="""
-        dsv verify  # is everything there that commits refer to: every name, commit, index file and pack
+        dsv verify  # check names, commits and index files, and that all packs are there
         dsv verify --full  # the same, and read every byte of every pack
         dsv verify --budget 2h  # from cron: read packs for two hours, those read longest ago first
         dsv verify --repair --from s3://backup/dsv  # the same, from another store
@@ -40,7 +40,7 @@ def verify(
     call: Call,
     targets: list[str] | None = argument("[DATASET[@REV]...]"),
     full: bool = option("--full", "Read every byte of every pack."),
-    budget: str | None = option("--budget TIME", "Read packs for so long: 2h. The others come next time."),
+    budget: str | None = option("--budget TIME", "Read packs for this long: 2h. The others come next time."),
     repair: bool = option("--repair", "Store again what is lost, from wherever a copy is."),
     sources: list[str] | None = option(
         "--from DIR|URL|NAME", "For --repair: a folder of files, or another store."
@@ -48,17 +48,17 @@ def verify(
 ) -> int:
     """Look for damage in a store, and say what was lost.
 
-    Every name, commit, part of a tree and index entry is looked at, and whether every pack is there with its size.
-    Contents are read with --full: each byte of each pack is compared with its id. --budget reads part of the packs, the
-    next ones each time: all packs before any twice, by any number of machines. It looks at the rest only if a pack is
-    damaged.
+    Every name, commit, part of a tree and index entry is checked, and that every pack is there with its size.
+    Contents are read with --full: each byte of each pack is compared with its id. --budget reads part of the packs,
+    the next ones each time: all packs before any twice, by any number of machines. It looks at the rest only if a
+    pack is damaged.
 
-    What is damaged is marked in the store. From then on nobody relies on it, and the next 'dsv sync' or 'dsv put' of
-    the same content stores it again, which mends every commit that has it. Nothing is removed.
+    What is damaged is marked in the store. From then on no command relies on it, and the next 'dsv sync' or 'dsv put'
+    of the same content stores it again, which repairs every commit that has it. Nothing is removed.
 
-    --repair stores again what is lost, and makes index files anew. It takes other packs of the store, local
-    copies of metadata, and what --from names: workspaces, caches and other folders, whose files are hashed,
-    and other stores. Nothing is removed except the bytes of a damaged commit, if the right ones were found.
+    --repair stores again what is lost, and rebuilds index files. It takes other packs of the store, local copies of
+    metadata, and what --from names: workspaces, caches and other folders, whose files are hashed, and other stores.
+    Nothing is removed except the bytes of a damaged commit, if the right ones were found.
 
     The exit code is 5 while something is lost, and 6 if the store could not be asked for all of it.
     """

@@ -136,7 +136,7 @@ class WorkspaceScan:
 
     @property
     def hidden(self) -> PathSet | None:
-        """Return the paths that were not looked at: those that can't be read, and stores and caches."""
+        """Return the paths that were not checked: those that can't be read, and stores and caches."""
         paths = (*self.apart, *(() if self.unreadable is None else self.unreadable.paths))
         return PathSet.of(paths) if paths else None
 

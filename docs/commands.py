@@ -24,8 +24,8 @@ HEAD = """\
 This page is made from the commands themselves. `dsv COMMAND --help` says the same in a terminal.
 
 Data goes to stdout and everything else to stderr. Without `--json`, stdout stays empty when a
-command fails; results come with the exit codes 0 and 1, and with 7 from `dsv evict`. Only on a
-terminal does a command ever ask a question.
+command fails; results come with the exit codes 0 and 1, and with 7 from `dsv evict`. A command
+asks a question only on a terminal.
 
 A terminal gets colours, unless `NO_COLOR` is set or `TERM` is `dumb`; words or signs say the same.
 What `log`, `diff`, `show` and `runs` print there is shown by a pager: `$DSV_PAGER`, or else

@@ -146,13 +146,13 @@ def _invoke(arguments: Sequence[str], session: CommandLine) -> int:
 
         show_in(line, session.out, session.around.environ)
     session.out.publish()
-    session.tell()
+    session.tell("".join(session.later))
     return int(code or 0)
 
 
 def _fail(error: BaseException, arguments: Sequence[str], session: CommandLine) -> int:
     session.out.discard()
-    session.tell()
+    session.tell("".join(session.later))
     around = session.around
     if session.flags.debug or "--debug" in _options(arguments):
         import traceback

@@ -75,12 +75,11 @@ class CommandLine(msgspec.Struct):
         line = around.environ.get("DSV_PAGER", around.environ.get("PAGER", "less")).strip()
         return None if line in ("", "cat") else line
 
-    def tell(self) -> None:
-        """Print the notes and warnings that follow the output."""
+    def tell(self, text: str) -> None:
+        """Print a text on stderr."""
         with suppress(BrokenPipeError):
-            self.around.stderr.write("".join(self.later))
+            self.around.stderr.write(text)
             self.around.stderr.flush()
-        self.later.clear()
 
 
 def name_of(param: Any) -> str:
@@ -368,6 +367,5 @@ class Call(typer.Context):
         text = without_passwords(text)
         if self.around.stderr_is_terminal:
             text = wrapped(text, self.around.columns())
-        self.session.later.append(text + "\n")
-        if self.session.pager is None:
-            self.session.tell()
+        tell = self.session.tell if self.session.pager is None else self.session.later.append
+        tell(text + "\n")

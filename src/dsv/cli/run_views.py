@@ -337,7 +337,7 @@ def _by_interest(keys: Sequence[str], cells: Mapping[str, Sequence[str]], first:
     most runs don't have; parameters and metrics alternate."""
     params = sum(key.startswith("params.") for key in keys)
     turn = {key: number if number < params else number - params for number, key in enumerate(keys)}
-    sparse = {key: 2 * cells[key].count("-") > len(cells[key]) for key in keys}
+    sparse = {key: 2 * sum(cell.rstrip() == "-" for cell in cells[key]) > len(cells[key]) for key in keys}
     return sorted(keys, key=lambda key: (key not in first, sparse[key], len(set(cells[key])) == 1, turn[key]))
 
 
@@ -375,8 +375,8 @@ def _cell(value: Json) -> str:
 def _shown(key: str, value: Json) -> str:
     if isinstance(value, int) and key.endswith("bytes"):
         return format_bytes(value)
-    if key.endswith("seconds"):  # of a metric all digits may count
-        return _cell(value) if key.startswith(("params.", "metrics.")) else _readable(key, value)
+    if value is not None and key.endswith("seconds") and not key.startswith(("params.", "metrics.")):
+        return _readable(key, value)
     return str(value)[:12] if key in ("commit", "code.commit") else _cell(value)
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 class Style:
     """The codes of colours, as git and most tools use them."""
 
-    NONE: Final = ""
     GOOD: Final = "32"
     BAD: Final = "31"
     BEST: Final = "1;32"

@@ -102,7 +102,8 @@ def _lines(sizes: GcForecast) -> Iterator[str]:
     if not (sizes.deleted or sizes.unfinished):
         yield "nothing to free"
         return
-    yield f"would delete {_packs(sizes.deleted, sizes.deleted_bytes, sizes.copied)}"
+    if sizes.deleted:
+        yield f"would delete {_packs(sizes.deleted, sizes.deleted_bytes, sizes.copied)}"
     yield f"would free {format_bytes(sizes.freed)} of {format_bytes(packs.bytes)}"
     if packs.joined.packs:
         yield packs.joined.text
@@ -135,7 +136,7 @@ def _tell(call: Call, collected: Collection) -> None:
     if done.continued:
         call.say("this includes what an earlier garbage collection had begun")
     if done.spared:
-        call.say(f"kept {format_count(done.spared, 'pack')} that are in use again")
+        call.say(f"{format_count(done.spared, 'pack')} kept: in use again")
     if left:
         call.say(f"{format_count(left, 'pack')} left to repack: run dsv gc again")
     call.say(_requests(collected.url, collected.requests))

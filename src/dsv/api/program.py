@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dsv.repo.resolve import Resolved
     from dsv.run.lineage import Lineage
     from dsv.run.listing import RunView
+    from dsv.run.series import Series
     from dsv.training.samples import Samples
     from dsv.transfer.download import Layout
 
@@ -131,6 +132,16 @@ class Store:
         with open_runs(self._connection.reading, self._connection.variables) as found:
             query = RunQuery(tuple(Filter.parse(text) for text in where), sort, limit=limit)
             return found.settle(found.listed(name, query))
+
+    def series(self, run: str) -> dict[str, Series]:
+        """Return the curves of a run's metrics by name, also while it is under way. run: as for `dsv runs`.
+
+        Raises `NotFound`, `UsageError`.
+        """
+        from dsv.api.runs import open_runs
+
+        with open_runs(self._connection.reading, self._connection.variables) as found:
+            return found.series(found.show(run).record)
 
     def lineage(
         self, target: str, *, down: bool = False, changes: bool = False, depth: int | None = None

@@ -27,6 +27,7 @@ from dsv.run.parameters import ID_PART, PREFIX, SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, StoredRun
 from dsv.run.remembered import RememberedRuns, Stale
+from dsv.run.series import Series, series_of
 from dsv.run.sweep import SweepNotes, SweepView, sweep_of
 from dsv.stores.base import together
 from dsv.upkeep.expire import store_time
@@ -93,6 +94,24 @@ class Runs:
         """Return the run whose result a run has: itself, unless it was not repeated. Raises `NotFound`."""
         of = record.hit_of
         return record if of is None else self.show(of[1], of[0]).record
+
+    def series(self, record: RunRecord) -> dict[str, Series]:
+        """Return the curves of a run's metrics, or of those of the run whose result it has."""
+        result = self.result_of(record)
+        return series_of(self.repository.store, result.dataset, result.run)
+
+    def with_series(self, views: Iterable[RunView], *, ended: bool) -> list[RunView]:
+        """Add curves, and their last values if there are no metrics. ended: also to runs that have ended"""
+
+        def add(view: RunView) -> RunView:
+            record = view.record
+            if record.state.is_terminal and not ended:
+                return view
+            series = self.series(record)
+            last = record.metrics or {name: curve.last for name, curve in series.items()}
+            return replace(view, record=replace(record, metrics=last or None), series=series)
+
+        return together([partial(add, view) for view in views])
 
     def sweep(self, text: str) -> SweepView:
         """Return a sweep, by its id, the last 4 or more characters of it, or its name. Raises like `show`."""

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
-from dsv.cli.output import GAP, Column, Painted, local_time
+from dsv.cli.output import GAP, Column, Painted, first, local_time
+from dsv.cli.plot import knows_braille, plot
 from dsv.cli.terminal import Style, width
 from dsv.errors import NotFound
 from dsv.files.process import host_name
@@ -17,8 +18,9 @@ from dsv.run.listing import RunView, as_text, flattened, sort_order
 from dsv.run.once import computed_again, document, in_rfc8785
 from dsv.run.part import EndCause
 from dsv.run.record import RunRecord, RunState
+from dsv.run.series import Series
 from dsv.run.sweep import SweepView, grouped
-from dsv.values.json import Json
+from dsv.values.json import Json, flattened
 from dsv.values.units import format_bytes, format_count, format_duration
 
 
@@ -242,6 +244,8 @@ def write_one(call: Call, view: RunView) -> None:
         item["ended"] = local_time(record.ended_ms)
     if len(record.parts) < 2:
         item["parts"] = None
+    curves = (view.series or {}).items()
+    item["series"] = ", ".join(f"{name} ({format_count(curve.of, 'point')})" for name, curve in curves)
     kept = {
         key: value for key, value in item.items() if key not in _FOR_PROGRAMS and value != _USUAL.get(key)
     }
@@ -262,6 +266,20 @@ def _write_lines(call: Call, lines: Sequence[tuple[str, str]]) -> None:
     room = max(len(key) for key, _ in lines)
     for key, text in lines:
         call.line(f"{key:<{room}}  {text}")
+
+
+def write_curve(call: Call, record: RunRecord, series: Mapping[str, Series], name: str) -> None:
+    if (curve := series.get(name)) is None:
+        named = ", ".join(first(list(series), 9))
+        how = f"it has {named}" if named else "a job appends lines to $DSV_OUT/metrics.jsonl"
+        raise NotFound(f"run {record.run} has no series {name}", subject=name, hint=how)
+    if call.json:
+        call.document({"series": {"name": name, "of": curve.of, "last": curve.last, "points": curve.points}})
+    elif curve.points:
+        braille = knows_braille(call.around.environ)
+        for line in plot(curve.points, call.around.columns(), braille=braille):
+            call.line(line)
+    call.say(f"{name}: {format_count(curve.of, 'point')}, the last value is {as_text(curve.last)}")
 
 
 def write_key(call: Call, record: RunRecord) -> bool:

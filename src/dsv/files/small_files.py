@@ -167,12 +167,13 @@ def read_small(path: AnyPath, limit: int = 1 << 20) -> bytes | None:
     return None
 
 
-def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises `OSError`, also for a pipe or a device, which may never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a regular file for reading. Raises `OSError`, also for a pipe or a device, which may never end. follow: a
+    symlink"""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
 
 

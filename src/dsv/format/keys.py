@@ -27,6 +27,7 @@ RUNS_PREFIX = "runs/"
 LINEAGE_PREFIX = "lineage/"
 ONCE_PREFIX = "once/"
 BEATS_PREFIX = "beats/"
+METRICS_PREFIX = "metrics/"
 PROBE_PREFIX = "probe/"
 ERASURE_PREFIX = "erased/"
 DAMAGE_PREFIX = f"{GC_PREFIX}damage-"
@@ -51,7 +52,7 @@ _BRANCH_RULE = re.compile(rf"refs/([^/]+)/branches/([^/]+)/{_RULE}([0-9a-f]{{16}
 _TAG = re.compile(rf"refs/([^/]+)/tags/([^/]+)/(value|value{TAG_COPY}|deleted)", re.ASCII)
 _EXPIRY = re.compile(r"refs/([^/]+)/expired/([0-9a-f]{16})", re.ASCII)
 _ONCE = re.compile(r"once/([0-9a-f]{64})/([0-9a-f]{16})", re.ASCII)
-_BEAT = re.compile(rf"beats/([^/]+)/({_RUN_ID.pattern})/([0-9a-f]{{16}})", re.ASCII)
+_BEAT = re.compile(rf"[a-z]+/([^/]+)/({_RUN_ID.pattern})/([0-9a-f]{{16}})", re.ASCII)
 _GC = re.compile(r"gc/([0-9a-f]{16})/(condemned|decision|done)", re.ASCII)
 I = TypeVar("I", bound=Id)  # noqa: E741
 N = TypeVar("N", DatasetName, BranchName, TagName)
@@ -358,17 +359,18 @@ def parse_once_key(key: str) -> tuple[str, int] | None:
     return (match[1], _TOP_SEQ - int(match[2], 16)) if match else None
 
 
-def beats_prefix(dataset: DatasetName, run_id: str) -> str:
-    return f"{BEATS_PREFIX}{dataset.component}/{run_id}/"
+def beats_prefix(dataset: DatasetName, run_id: str, prefix: str = BEATS_PREFIX) -> str:
+    """prefix: or `METRICS_PREFIX`, whose keys have the same form"""
+    return f"{prefix}{dataset.component}/{run_id}/"
 
 
-def beat_key(dataset: DatasetName, run_id: str, number: int) -> str:
+def beat_key(dataset: DatasetName, run_id: str, number: int, prefix: str = BEATS_PREFIX) -> str:
     """Return the key of a run's n-th beat; the first is 0. Later ones have larger keys."""
-    return f"{beats_prefix(dataset, run_id)}{_up(number)}"
+    return f"{beats_prefix(dataset, run_id, prefix)}{_up(number)}"
 
 
-def parse_beat_key(key: str) -> tuple[DatasetName, str, int] | None:
+def parse_beat_key(key: str, prefix: str = BEATS_PREFIX) -> tuple[DatasetName, str, int] | None:
     """Return the dataset, the run id and the number of the beat."""
-    match = _BEAT.fullmatch(key)
+    match = _BEAT.fullmatch(key) if key.startswith(prefix) else None
     dataset = _parse_name(DatasetName, match[1]) if match else None
     return (dataset, match[2], int(match[3], 16)) if match and dataset is not None else None

@@ -20,9 +20,11 @@ from dsv.files.errors import as_error
 from dsv.files.process import Fate, Process, Watched, host_name, user_name
 from dsv.files.small_files import replace_file, write_once
 from dsv.run.dirs import ANSWERS, LIVE_LOG, MESSAGES, remove_scratch, run_folder
-from dsv.run.record import LOG, MAX_RECORD, RunId, RunRecord, RunState, start_name
+from dsv.run.record import LOG, MAX_RECORD, SERIES, RunId, RunRecord, RunState, start_name
 from dsv.run.record_store import RunStore, Spool
+from dsv.run.series import LiveSeries
 from dsv.values.ids import StoreId
+from dsv.values.secrets import Masker
 
 _MAX_MARK: Final = 2 * MAX_RECORD
 """Bytes of a mark, which is little more than a record. A longer file is cut, and so can't be decoded."""
@@ -309,9 +311,10 @@ class RunRecords:
     def ended(self, record: RunRecord, log: bytes | None) -> None:
         """Note that the job has ended and its output is still to be sent. If this process is killed before
         `finish`, this record counts. `finish` raises a suppressed `NoRoom`."""
-        if log is not None:
+        for part, data in ((LOG, log), (SERIES, record.curves or None)):
             with suppress(NoRoom):
-                self._spool.keep(record.dataset, record.run, LOG, log)
+                if data is not None:
+                    self._spool.keep(record.dataset, record.run, part, data)
         self.announce(record)
 
     def moves_on(self) -> None:
@@ -322,6 +325,10 @@ class RunRecords:
     def start_is_sent(self) -> bool:
         """True if the store has the start, so that other machines can complete the record."""
         return self._start is not None and not self._start.is_alive() and self._start_problem is None
+
+    def live_series(self, record: RunRecord, file: Path, mask: Masker) -> LiveSeries | None:
+        """As `RunStore.live_series`, if the store may be asked."""
+        return None if self._runs is None else self._runs.live_series(record, file, mask)
 
     def leave(self, record: RunRecord) -> None:
         """Leave a run that its cluster completes: it is no longer under way on this machine."""

@@ -14,9 +14,9 @@ from typing import Final, TypeVar, cast
 from dsv.errors import DsvError, NoRoom, NotFound, Unreachable
 from dsv.files.small_files import replace_file
 from dsv.periodic import now_ms
-from dsv.repo.job_notes import NotedCommit, Notes, read_notes
+from dsv.repo.job_notes import NotedCommit, Notes
 from dsv.run.active_runs import Marks
-from dsv.run.dirs import Metrics, job_folder, left_in, parse_left, remove_scratch
+from dsv.run.dirs import Metrics, job_folder, left_in, metrics_stamps, parse_left, remove_scratch
 from dsv.run.engine_list import Engines, FoundJob, find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus
 from dsv.run.engines.output import KeptLog, LogKeeper, read_live
@@ -108,7 +108,8 @@ def _with_what_it_left(
     its = salvaged(left, lambda problem: Metrics(problem=problem))
     read, made = of_notes(record, its.notes)
     record = replace(record, metrics=its.values, metrics_error=its.problem)
-    return replace(record, read=read, made=made, notes_error=its.notes.problem)
+    curves = b"" if its.curves is None else its.curves.encode(masker)
+    return replace(record, read=read, made=made, notes_error=its.notes.problem, curves=curves)
 
 
 def of_notes(record: RunRecord, notes: Notes) -> tuple[tuple[RunCommit, ...], tuple[RunCommit, ...]]:
@@ -240,14 +241,10 @@ def _metrics(record: RunRecord, job: FoundJob | None) -> Metrics:
     """Read the metrics of a job. A file that is older than the run is ignored."""
     if job is not None and not job.engine.shares_folders:
         ended = job.status.ended
-        return Metrics() if ended is None else parse_left(ended.metrics, ended.notes)
+        return Metrics() if ended is None else parse_left(ended)
     out = Path(record.out)
-    if out.name != record.run:
-        with suppress(OSError):
-            if (out / "metrics.json").lstat().st_mtime * 1000 >= record.started_ms:
-                return left_in(out, record.run)
-        return Metrics(notes=read_notes(out, record.run))
-    return left_in(out, record.run)
+    before = [] if out.name == record.run else metrics_stamps(out, record.started_ms * 1_000_000)
+    return left_in(out, record.run, before)
 
 
 def no_log(problem: str) -> KeptLog:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Final, Self
 
@@ -16,10 +16,11 @@ from dsv.errors import LaunchError, UsageError
 from dsv.files.descent import Descent, remove_tree
 from dsv.files.folders import bound_folder
 from dsv.files.process import host_name, user_name
-from dsv.files.small_files import replace_file
+from dsv.files.small_files import open_plain, replace_file
 from dsv.repo.job_notes import FOLDER, Notes, parse_notes, read_notes
-from dsv.run.engines.base import Mount
+from dsv.run.engines.base import Ended, Mount
 from dsv.run.record import RunId
+from dsv.run.series import Curves, Stamp, stamp
 from dsv.values.json import Json, parse_json
 from dsv.values.names import DatasetName
 
@@ -34,7 +35,7 @@ LIVE_LOG: Final = "live.log"
 """The file with the output of a detached job so far, in the folder of its run."""
 MESSAGES: Final = "dsv.log"
 """The file with dsv's messages about a run that has no terminal, in the folder of the run."""
-PARAMS_FILE, METRICS_FILE = "params.json", "metrics.json"
+PARAMS_FILE, METRICS_FILE, SERIES_FILE = "params.json", "metrics.json", "metrics.jsonl"
 _OF_DSV: Final = ("dsv-cache.toml", "format/0000000000000000")
 """A file of each cache, and one of each store."""
 
@@ -221,41 +222,48 @@ class Metrics:
     problem: str | None = None
     """The reason why the metrics that it wrote can't be used."""
     notes: Notes = _NO_NOTES
+    curves: Curves | None = None
+
+    def with_curves(self, curves: Curves) -> Metrics:
+        """Add curves, if there are any; their last values are the metrics if there are no others."""
+        if not curves:
+            return self
+        last = curves.last() if self.values is None and self.problem is None else self.values
+        return replace(self, values=last, curves=curves)
 
 
-def metrics_stamp(out: Path) -> tuple[int, int, int] | None:
-    """Return inode, size and mtime (ns) of `metrics.json`, which change if the job writes it, or None."""
-    try:
-        status = (out / METRICS_FILE).lstat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+def metrics_stamps(out: Path, until_ns: float = inf) -> list[Stamp]:
+    """Return the stamps of the job's metrics that were written before this time, which change if it writes them."""
+    stamps = [stamp(out / name) for name in (METRICS_FILE, SERIES_FILE)]
+    return [each for each in stamps if each is not None and each[2] < until_ns]
 
 
-def left_in(out: Path, run: RunId, before: tuple[int, int, int] | None = None) -> Metrics:
-    """Read what a job left in its output folder. before: the stamp of metrics that were there before it"""
-    return replace(read_metrics(out, before), notes=read_notes(out, run))
+def left_in(out: Path, run: RunId, before: Collection[Stamp] = ()) -> Metrics:
+    """Read what a job left in its output folder. before: the stamps of metrics that were there before it"""
+    left, curves = replace(read_metrics(out, before), notes=read_notes(out, run)), Curves()
+    if stamp(out / SERIES_FILE) not in before:
+        curves.read(out / SERIES_FILE, ended=True)
+    return left.with_curves(curves)
 
 
-def read_metrics(out: Path, before: tuple[int, int, int] | None) -> Metrics:
+def read_metrics(out: Path, before: Collection[Stamp]) -> Metrics:
     """Read the job's `metrics.json`: a JSON object of at most 1 MiB, in a regular file."""
-    if metrics_stamp(out) in (None, before):
+    if stamp(out / METRICS_FILE) in (None, *before):
         return Metrics()
     try:
-        descriptor = os.open(out / METRICS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return Metrics(problem="it is not a regular file")
+        with open_plain(out / METRICS_FILE, follow=False) as file:
             data = file.read(MAX_METRICS + 1)
     except OSError as error:
         return Metrics(problem="it is a symlink" if (out / METRICS_FILE).is_symlink() else error.strerror)
     return parse_metrics(data)
 
 
-def parse_left(metrics: bytes | None, notes: bytes | None) -> Metrics:
+def parse_left(ended: Ended) -> Metrics:
     """Parse what a job left on a machine whose folders can't be read here."""
-    left = Metrics() if metrics is None else parse_metrics(metrics)
-    return left if notes is None else replace(left, notes=parse_notes(notes))
+    left, curves = Metrics() if ended.metrics is None else parse_metrics(ended.metrics), Curves()
+    curves.take(ended.series + b"\n")
+    left = left.with_curves(curves)
+    return left if ended.notes is None else replace(left, notes=parse_notes(ended.notes))
 
 
 def remove_notes(out: Path, run: RunId) -> None:

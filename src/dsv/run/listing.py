@@ -26,8 +26,9 @@ from dsv.run.parameters import ID_PART, is_part
 from dsv.run.part import RunPart
 from dsv.run.record import RunId, RunRecord, json_of
 from dsv.run.record_store import SPOOLS, RunStore, Spool, SpooledPart, StoredRun
+from dsv.run.series import Series
 from dsv.values.ids import StoreId
-from dsv.values.json import Json, json_or_text
+from dsv.values.json import Json, flattened, json_or_text
 from dsv.values.names import DatasetName
 from dsv.values.units import format_duration, rfc3339
 
@@ -69,6 +70,8 @@ class RunView:
     """The folder of its output, if this dsv has run it: the record hides secrets in the name."""
     kept: bool = True
     """Its record is in the store or waits here. If not, `problem` says why."""
+    series: Mapping[str, Series] | None = None
+    """The curves of its metrics, if they were asked for."""
 
     def __repr__(self) -> str:
         run, took = self.record, self.took_seconds
@@ -102,7 +105,8 @@ class RunView:
 
     def item(self) -> dict[str, Json]:
         """Return the document for `--json`: times as RFC 3339 in UTC, whole ids."""
-        return dict(RunItem(self))
+        series = {name: {"of": curve.of, "last": curve.last} for name, curve in (self.series or {}).items()}
+        return dict(RunItem(self)) | ({} if self.series is None else {"series": series})
 
 
 class RunItem(Mapping[str, Json]):
@@ -530,17 +534,6 @@ def differences(views: Sequence[RunView]) -> tuple[list[tuple[str, list[Json]]],
     order = {name: rank for rank, name in enumerate(("dataset", "commit", "data", "params", "metrics"), -5)}
     differ.sort(key=lambda row: order.get(row[0].partition(".")[0], 0))
     return differ, len(rows) - len(differ)
-
-
-def flattened(values: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
-    """Return `{"a": {"b": 1}}` as `{"a.b": 1}`."""
-    flat: dict[str, Json] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flattened(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def as_text(value: Json) -> str:

@@ -34,6 +34,8 @@ PORTS: Final = 10_000
 """The number of ports from `LOWEST_PORT` on: below those that Linux gives to outgoing connections."""
 BEATING: Final = "DSV_NODE_BEATS"
 """The variable that tells `dsv with` on a node whose signs of life to show."""
+MEASURING: Final = "DSV_NODE_METRICS"
+"""The variable that tells it whose metrics, as DATASET/RUN:FOLDER with the output folder."""
 PASSED: Final = "DSV_JOB_"
 """The prefix of the job's variables in the environment of dsv on a node, where they thus have no effect."""
 
@@ -97,10 +99,13 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
         return bool(text) and NodeOrder.decode(text.encode(), run).keep_output
 
     @staticmethod
-    def beating(text: str, run: str) -> str:
-        """Return the run, as DATASET/RUN, whose signs of life an order wants; empty if it wants none."""
-        order = NodeOrder.decode(text.encode(), run) if text else None
-        return f"{order.dataset}/{order.run}" if order is not None and order.beats else ""
+    def shown(text: str, run: str) -> dict[str, str]:
+        """Return the variables that tell `dsv with` what to show of a run. text: the encoded order; empty for none"""
+        if not text:
+            return {}
+        order = NodeOrder.decode(text.encode(), run)
+        name = f"{order.dataset}/{order.run}"
+        return {MEASURING: f"{name}:{order.out}", **({BEATING: name} if order.beats else {})}
 
     @classmethod
     def decode(cls, data: bytes, subject: str) -> NodeOrder:

@@ -27,8 +27,8 @@ RECORD_VERSION: Final = 1
 MAX_RECORD: Final = 32 << 20
 """Bytes of one record: 1 MiB of metrics, and the longest command that kernels take, encoded."""
 
-START, LOG, RECORD = "start", "log", "record"
-"""The parts of a run in the store: its start, its log, and the whole record once it has ended."""
+START, LOG, SERIES, RECORD = "start", "log", "series", "record"
+"""The parts of a run in the store: its start, its log, its curves, and the whole record once it has ended."""
 _LATER_START = re.compile(r"start-([2-9]|[1-9][0-9]{1,3})", re.ASCII)
 
 _COUNT = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -292,6 +292,8 @@ _NOT_COMPARED: Final = {"not compared": True}
 _NOT_SHOWN: Final = {"not shown": True}
 """`dsv runs ID` has it only as JSON."""
 _INTERNAL: Final = _NOT_COMPARED | _NOT_SHOWN
+_BESIDE: Final = {"beside": True}
+"""It becomes a part of its own in the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +375,8 @@ class RunRecord:
     lock: LockFile | None = None
     once: OnceKey | None = field(default=None, metadata=_NOT_COMPARED)
     dsv: str = field(default="", metadata=_NOT_SHOWN)
+    curves: bytes = field(default=b"", repr=False, compare=False, metadata=_BESIDE)
+    """The curves of the metrics, encoded."""
 
     @property
     def hit_of(self) -> tuple[DatasetName, str] | None:
@@ -382,7 +386,8 @@ class RunRecord:
     @classmethod
     def keys(cls, mark: str = "") -> list[str]:
         """Return the keys of a run's JSON. mark: only those `not compared`, or `not shown`"""
-        return [each.name.removesuffix("_ms") for each in fields(cls) if not mark or mark in each.metadata]
+        kept = [each for each in fields(cls) if "beside" not in each.metadata]
+        return [each.name.removesuffix("_ms") for each in kept if not mark or mark in each.metadata]
 
     @property
     def commits(self) -> tuple[tuple[DatasetName, CommitId], ...]:
@@ -396,7 +401,8 @@ class RunRecord:
 
     def members(self) -> dict[str, Json]:
         """Return the record as JSON has it."""
-        return {each.name: json_of(getattr(self, each.name)) for each in fields(self)}
+        kept = [each.name for each in fields(self) if "beside" not in each.metadata]
+        return {name: json_of(getattr(self, name)) for name in kept}
 
     def encode(self) -> bytes:
         """Return ASCII JSON, one member a line. Raises `ValueError` if parameters or metrics are not JSON."""

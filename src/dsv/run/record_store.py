@@ -29,6 +29,7 @@ from dsv.files.small_files import replace_file
 from dsv.format.keys import (
     BEATS_PREFIX,
     LINEAGE_PREFIX,
+    METRICS_PREFIX,
     RUNS_PREFIX,
     parse_beat_key,
     parse_lineage_key,
@@ -45,6 +46,7 @@ from dsv.run.record import (
     MAX_PART,
     MAX_RECORD,
     RECORD,
+    SERIES,
     START,
     JobUsage,
     LogInfo,
@@ -56,9 +58,11 @@ from dsv.run.record import (
     start_number,
 )
 from dsv.run.remembered import RememberedRecord, RememberedRuns, Stale
+from dsv.run.series import LiveSeries, join_pieces, parse_piece_key, pieces_of, remove_pieces
 from dsv.stores.base import Bytes, PutResult, StoreBackend, batches, parsed, together
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
+from dsv.values.secrets import Masker
 
 _TOGETHER = 256
 """Records that `RunStore.read_all` asks for at a time."""
@@ -100,7 +104,7 @@ class RunStore:
 
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> None:
         """Add one part. Raises `Conflict` if it is there with other bytes."""
-        if self.add(dataset, run, part, data) != data:
+        if self.add(dataset, run, part, data) != data and part != SERIES:  # the first one stays
             key = run_key(dataset, run, part)
             raise Conflict(f"{key} already exists, and differs", subject=key)
         if start_number(part) is not None:
@@ -108,17 +112,25 @@ class RunStore:
 
     def add(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> Bytes:
         """Add one part unless it is there, and return what is there now: of several writers, one wins."""
-        key, beats = run_key(dataset, run, part), False
+        key, beats, pieces = run_key(dataset, run, part), False, list[int]()
         if part == RECORD:  # edges come before it, so that no record is without them where they may be put
             with suppress(IntegrityError, Unsupported, Denied):
                 record = RunRecord.decode(bytes(data), run)
                 beats = record.once is not None
                 self.link(record)
+            pieces = join_pieces(self._store, dataset, run)
         won = self._store.put_if_absent(key, data) is PutResult.WON
-        if beats:  # they go after it, so that others see the one or the other; who may not delete leaves them
-            with suppress(DsvError):
+        with suppress(
+            DsvError
+        ):  # after it, so that others see the one or the other; who may not delete leaves them
+            remove_pieces(self._store, (dataset, run), pieces)
+            if beats:
                 remove_beats(self._store, dataset, run)
         return data if won else self._store.get(key, MAX_RECORD)
+
+    def live_series(self, record: RunRecord, file: Path, mask: Masker) -> LiveSeries:
+        """Begin to show the curves of a run while it is under way."""
+        return LiveSeries(lambda: self._store, (record.dataset, record.run), file, mask)
 
     def link(self, record: RunRecord) -> None:
         """Put the edges of a run, by which lineage finds it."""
@@ -128,10 +140,11 @@ class RunStore:
         self, root: Callable[[CommitId], str | None], skipped: Callable[[DsvError], None]
     ) -> tuple[int, int]:
         """Put the edges that records of ended runs lack, and delete those of runs that have no key any more. Return how
-        many. Delete beats that ended runs have left, too. root: of the tree of a commit, for records from before edges;
-        None if the store does not have it"""
+        many. Delete beats and pieces of metrics that ended runs have left, too. root: of the tree of a commit, for
+        records from before edges; None if the store does not have it"""
         there = {item.key for item in self._store.list(LINEAGE_PREFIX)}
         beating = {beat[:2] for beat in parsed(parse_beat_key, self._store.list(BEATS_PREFIX))}
+        pieces = {piece[:2] for piece in parsed(parse_piece_key, self._store.list(METRICS_PREFIX))}
         runs = self.listing()  # after the edges: the start of a run is written before them
         ended = [stored for stored in runs if RECORD in stored.parts]
         needed = [
@@ -146,6 +159,9 @@ class RunStore:
         for stored in ended:
             if (stored.dataset, stored.run) in beating:
                 remove_beats(self._store, stored.dataset, stored.run)
+        for run in pieces - (known - {(stored.dataset, stored.run) for stored in ended}):
+            numbers = join_pieces(self._store, *run) if run in known else pieces_of(self._store, *run)
+            remove_pieces(self._store, run, numbers)
         return len(missing), len(left)
 
     def add_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
@@ -154,6 +170,8 @@ class RunStore:
             kept = self.add(record.dataset, record.run, LOG, log)
             if len(kept) != len(log) and record.log is not None:
                 record = replace(record, log=LogInfo(record.log.bytes, len(kept)))
+        if record.curves:
+            self.add(record.dataset, record.run, SERIES, record.curves)
         data = self.add(record.dataset, record.run, RECORD, encode_within_bounds(record))
         return RunRecord.decode(bytes(data), record.run)
 
@@ -283,12 +301,14 @@ class RunStore:
         return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
 
     def delete(self, stored: StoredRun) -> None:
-        """Delete a run's edges, beats and keys, `record` or else `start` last: until then the run remains listed."""
+        """Delete what there is of a run, `record` or else `start` last: until then the run remains listed."""
         with suppress(IntegrityError, Unsupported, NotFound):
             record = self.read(stored)
             together([partial(self._store.delete, key) for key in edge_keys(record)])
             if record.once is not None:
                 remove_beats(self._store, stored.dataset, stored.run)
+        key = stored.dataset, stored.run
+        remove_pieces(self._store, key, pieces_of(self._store, *key))
         order = sorted(
             stored.parts, key=lambda part: (part == RECORD, part == START, start_number(part) is not None)
         )
@@ -324,7 +344,7 @@ def _run_id(text: str) -> RunId | None:
     return None
 
 
-_ORDER = {LOG: 1, RECORD: 2}
+_ORDER = {LOG: 1, SERIES: 1, RECORD: 2}
 
 
 SPOOLS: Final = "unsent-runs"
@@ -367,6 +387,8 @@ class Spool:
         try:
             if log is not None:
                 self.keep(record.dataset, record.run, LOG, log)
+            if record.curves:
+                self.keep(record.dataset, record.run, SERIES, record.curves)
             self.keep(record.dataset, record.run, RECORD, encode_within_bounds(record))
         except NoRoom as error:
             if runs is None:
@@ -465,7 +487,7 @@ class Spool:
 
 def _is_complete(runs: RunStore, part: SpooledPart) -> bool:
     """Check that this part belongs to the end of a run, and that the store has an end already."""
-    if part.part not in (LOG, RECORD):
+    if part.part not in _ORDER:
         return False
     try:
         record = runs.newest(part.dataset, part.run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from dsv.run.active_runs import RunRecords
 from dsv.run.completing import completed, known_secrets, no_log, salvaged
 from dsv.run.dirs import (
     LIVE_LOG,
+    SERIES_FILE,
     Metrics,
     RunPlace,
     first_time,
@@ -27,7 +28,7 @@ from dsv.run.dirs import (
     left_in,
     make_folder,
     make_skeleton,
-    metrics_stamp,
+    metrics_stamps,
     parse_left,
     remove_notes,
     remove_scratch,
@@ -47,6 +48,7 @@ from dsv.run.plan import Launch, code_of, masker_of, output_of
 from dsv.run.pools import GaveUp, Patience, Route, no_pool
 from dsv.run.record import GpuUse, JobRef, JobUsage, RunId, RunOutput, RunRecord, RunState
 from dsv.run.resources import PassedOver
+from dsv.run.series import Stamp
 from dsv.run.spec import JobSpec, check_spec
 from dsv.run.staged import Staged
 from dsv.run.staging import DataLease, OnceGate, Staging
@@ -421,10 +423,12 @@ class _Attempts:
         """
         launch, engine = self.launch, self.launch.chosen.engine
         parts: list[RunPart] = []
-        may_live = False
+        may_live, live = False, None
         try:
             make_folder(launch.scratch, launch.other_folder)
-            before = _make_output(launch) if engine.shares_folders else None
+            before = _make_output(launch) if engine.shares_folders else ()
+            if not engine.queues:
+                live = self.by.records.live_series(self.record, launch.out / SERIES_FILE, launch.masker)
             while True:
                 self.launch = replace(launch, attempt=len(parts) + 1)
                 ended = self._attempt(output())
@@ -442,6 +446,8 @@ class _Attempts:
             may_live = True
             raise
         finally:
+            if live is not None:
+                live.stop()
             if not may_live:
                 remove_scratch(launch.scratch)
         ended = replace(
@@ -561,19 +567,19 @@ class _Attempts:
         )
 
 
-def _metrics(launch: Launch, before: tuple[int, int, int] | None, ended: Ended) -> Metrics:
+def _metrics(launch: Launch, before: Collection[Stamp], ended: Ended) -> Metrics:
     if launch.chosen.engine.shares_folders:
         return left_in(launch.out, launch.run, before)
-    return parse_left(ended.metrics, ended.notes)
+    return parse_left(ended)
 
 
-def _make_output(launch: Launch) -> tuple[int, int, int] | None:
-    """Create the output folder. Return the stamp of older metrics in it."""
+def _make_output(launch: Launch) -> Collection[Stamp]:
+    """Create the output folder. Return the stamps of older metrics in it."""
     make_folder(launch.out, launch.other_folder)
     if launch.skeleton is not None:
         make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)
     write_params(launch.out, launch.spec.params)
-    return metrics_stamp(launch.out)
+    return metrics_stamps(launch.out)
 
 
 def _failure(part: RunPart, left: int) -> str:

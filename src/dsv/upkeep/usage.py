@@ -333,7 +333,7 @@ def list_sizes(store: StoreBackend) -> dict[str, int]:
     """Return the bytes of all keys by prefix, except packs."""
     prefixes = (
         *(keys.INDEX_PREFIX, keys.COMMIT_PREFIX, keys.LOCATOR_PREFIX, keys.REFS_PREFIX, keys.RUNS_PREFIX),
-        *(keys.LINEAGE_PREFIX, keys.ONCE_PREFIX, keys.BEATS_PREFIX),
+        *(keys.LINEAGE_PREFIX, keys.ONCE_PREFIX, keys.BEATS_PREFIX, keys.METRICS_PREFIX),
         *(keys.SESSIONS_PREFIX, keys.GC_PREFIX, keys.FORMAT_PREFIX, keys.ERASURE_PREFIX),
         *(keys.PROBE_PREFIX, keys.README_KEY),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from dsv.errors import UsageError
@@ -51,6 +52,17 @@ def check_json(value: Json, depth: int = 0) -> Json:
     if value is None or isinstance(value, str | int | float):
         return value
     raise ValueError(f"a {type(value).__name__} is not JSON")
+
+
+def flattened(values: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
+    """Return `{"a": {"b": 1}}` as `{"a.b": 1}`."""
+    flat: dict[str, Json] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
 
 
 def whole_number(text: str) -> int:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import sleep
 
 from dsv.api.context import Context
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.cli.options import one_of
-from dsv.cli.run_views import write_csv, write_differences, write_key, write_one, write_table
+from dsv.cli.run_views import write_csv, write_curve, write_differences, write_key, write_one, write_table
 from dsv.errors import DsvError, NotFound, Unreachable, UsageError
 from dsv.run.listing import Filter, RunQuery, RunView, differences, run_known_here, runs_known_here
 from dsv.run.record import RunId, RunRecord, RunState
@@ -22,6 +23,8 @@ from dsv.values.units import format_bytes, format_count, parse_duration
 
 SHOWN = 50
 """Runs in a table without a limit; JSON has all."""
+WATCH = 10.0
+"""Seconds between two looks of `--watch`."""
 
 
 @command(
@@ -34,9 +37,10 @@ SHOWN = 50
         dsv runs 4f2a9c01  # one run, by the end of its id
     """,
     result=(
-        f"items({' '.join(RunRecord.keys())} took_seconds sent) copy(to source files bytes known left_out) "
+        f"items({' '.join(RunRecord.keys())} took_seconds sent series) copy(to source files bytes known left_out) "
         "into(dataset branch commit root path new error) once(key again same document) deleted(run dataset) "
-        "compare(runs differences)"
+        "compare(runs differences) "
+        "series(name of last points)"
     ),
 )
 def runs(
@@ -55,6 +59,8 @@ def runs(
     log: bool = option("--log", "Print the log of the run ID; of a very long one, head and tail."),
     out: str | None = option("--out DIR", "Copy the output of the run ID to a new folder."),
     into: str | None = option("--into TARGET", "Make this branch exactly the kept output of the run ID."),
+    plot: str | None = option("--plot NAME", "Draw the curve of this metric of the run ID."),
+    watch: bool = option("--watch", "Show it again every 10 seconds while a run is under way."),
     delete: bool = option("--delete", "Delete these runs for good, with their own folders here."),
     older_than: str | None = option("--older-than DURATION", "With --delete: all that ended longer ago."),
     yes: bool = option("--yes", "With --delete: do not ask."),
@@ -71,33 +77,49 @@ def runs(
     if delete or older_than is not None or yes or force:
         return _delete(call, ids, of_dataset, older_than, yes, force)
     query = RunQuery(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit, hits)
-    asked_for = {"--log": log or None, "--out": out, "--into": into, "--once": once or None}
+    asked_for = {"--log": log or None, "--out": out, "--into": into, "--once": once or None, "--plot": plot}
     only = [what for what, it in asked_for.items() if it is not None]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
     one_of(csv=as_csv, json=call.json)
+    if watch and (only or compare or as_csv or call.json):
+        raise UsageError("--watch takes ids and filters alone", subject="--watch", hint="dsv runs --watch")
     most = None if ids or limit or call.json or compare or as_csv else SHOWN
     try:
         with call.context(writes=bool(into)) as context, open_runs(context, call.around.environ) as found:
-            warn_of_cut_off(call, found)
             ids, of_dataset = (ids, of_dataset) if only else found.ids_or_dataset(ids, of_dataset)
-            asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
-            views, sweep, cut = found.settle(asked[0]), *asked[1:]
-            if only:
-                return _answer(call, context, found, views[0].record)
-            if compare:
-                _write_comparison(call, views, as_csv)
-            elif as_csv:
-                write_csv(call, views)
-            else:
-                _write(call, views, query, sweep, each=bool(ids) and sweep is None)
-                if cut:
-                    call.say(f"only {len(views)} runs are shown; --limit N shows N")
-            return _tell_last_known(call, views)
+            while True:
+                warn_of_cut_off(call, found)
+                asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
+                views, sweep, cut = found.settle(asked[0]), *asked[1:]
+                each = bool(ids) and sweep is None
+                if only:
+                    return _answer(call, context, found, views[0].record)
+                if compare:
+                    _write_comparison(call, views, as_csv)
+                elif as_csv:
+                    write_csv(call, views)
+                else:
+                    if each or watch:
+                        views = found.with_series(views, ended=each)
+                    _write(call, views, query, sweep, each=each)
+                    if cut:
+                        call.say(f"only {len(views)} runs are shown; --limit N shows N")
+                if not watch or all(view.record.state.is_terminal for view in views):
+                    return _tell_last_known(call, views)
+                _pause(call)
     except Unreachable as error:
         if compare or as_csv or only or of:
             raise
         return _write_known_here(call, ids, of_dataset, query, error)
+
+
+def _pause(call: Call) -> None:
+    """Show what was written, wait, and begin anew at the top of the screen."""
+    call.out.publish()
+    sleep(WATCH)
+    if call.around.stdout_is_terminal and not call.around.is_dumb:
+        call.out.write(b"\x1b[H\x1b[2J")
 
 
 def _answer(call: Call, context: Context, found: Runs, record: RunRecord) -> int:
@@ -107,6 +129,8 @@ def _answer(call: Call, context: Context, found: Runs, record: RunRecord) -> int
     result = found.result_of(record)
     if (out := call.params["out"]) is not None:
         _copy_output(call, context, found, result, out)
+    elif (name := call.params["plot"]) is not None:
+        write_curve(call, result, found.series(result), name)
     elif (into := call.params["into"]) is not None:
         _put_output(call, context, result, into)
     else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from time import sleep
 
@@ -17,11 +19,14 @@ from dsv.cli.launch import launching
 from dsv.cli.options import Offline
 from dsv.cli.output import document, to_json
 from dsv.errors import UsageError
-from dsv.run.node_order import BEATING
+from dsv.run.dirs import SERIES_FILE
+from dsv.run.node_order import BEATING, MEASURING, PASSED
 from dsv.run.once_claims import Beats
 from dsv.run.part import REPORT, NodeReport
 from dsv.run.record import RunId
+from dsv.run.series import LiveSeries
 from dsv.values.names import DatasetName, Target, parse_data
+from dsv.values.secrets import Masker
 
 
 @command(
@@ -57,8 +62,9 @@ def with_(
         raise UsageError("no command given", hint="dsv with TARGET -- CMD...")
     wanted = [Target.parse(target), *further.values()]
     environ = dict(call.around.environ)
-    if beating := environ.pop(BEATING, None):
-        _beat_meanwhile(call, beating)
+    beating, measuring = environ.pop(BEATING, ""), environ.pop(MEASURING, "")
+    if beating or measuring:
+        _show_meanwhile(call, beating, measuring)
     with launching(), call.context() as context:
         held = hold_while(
             context,
@@ -82,19 +88,27 @@ def with_(
     raise AssertionError("unreachable")
 
 
-def _beat_meanwhile(call: Call, run: str) -> None:
-    """Show signs of life of a run in a process of its own, which ends after this one, as this becomes a small program.
-    Of several nodes, the first one does it."""
+def _show_meanwhile(call: Call, beating: str, measuring: str) -> None:
+    """Show signs of life and the metrics of a run in a process of its own, which ends after this one, as this becomes a
+    small program. Of several nodes, the first one does it."""
     environ, watched = call.around.environ, Watched(os.getpid())
     if (environ.get("SLURM_NODEID") or environ.get("DSV_INDEX") or "0") != "0" or os.fork() != 0:
         return
     try:
         os.setsid()
-        dataset, _, number = run.rpartition("/")
-        with call.context() as context, context.repository() as repository:
-            Beats(repository.store, DatasetName.parse(dataset), RunId.parse(number)).start(joins=True)
+        (name, _, out), live = (measuring or beating).partition(":"), None
+        run = DatasetName.parse(name.rpartition("/")[0]), RunId.parse(name.rpartition("/")[2])
+        passed = {each[len(PASSED) :]: value for each, value in environ.items() if each.startswith(PASSED)}
+        with call.context() as context, ExitStack() as opened:
+            store = cache(lambda: opened.enter_context(context.repository()).store)
+            if measuring:
+                live = LiveSeries(store, run, Path(out) / SERIES_FILE, Masker.of(passed, {}))
+            if beating:
+                Beats(store(), *run).start(joins=True)
             while not watched.has_ended():
                 sleep(1.0)
+            if live is not None:
+                live.stop()
     finally:
         os._exit(0)
 

@@ -217,6 +217,8 @@ class Ended:
     """The content of `metrics.json`, if the engine's folders can't be read here."""
     notes: bytes | None = None
     """Likewise the job's notes of commits."""
+    series: bytes = b""
+    """Likewise the end of `metrics.jsonl`."""
     signal: int | None = None
     """The first ending signal that dsv passed on."""
 

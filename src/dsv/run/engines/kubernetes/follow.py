@@ -19,7 +19,7 @@ from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.api import IDLE_SECONDS, KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, gone
 from dsv.run.engines.kubernetes.manifest import GRACE_SECONDS, HOLDING, MAIN
-from dsv.run.engines.kubernetes.pod import METRICS, METRICS_END, NOTES, Obstacle
+from dsv.run.engines.kubernetes.pod import METRICS, METRICS_END, NOTES, SERIES, Obstacle
 from dsv.run.engines.kubernetes.watch import start_watches
 from dsv.run.engines.output import JobOutput, NodeLines, through_a_pipe
 from dsv.run.record import JobRef
@@ -336,7 +336,7 @@ def read_logs(
 
 
 def with_left(job: KubernetesJob, facts: JobSnapshot, ended: Ended) -> Ended:
-    """Return the end of a job with the notes and metrics.json of its first node, which the container `hold` prints."""
+    """Return the end of a job with the notes and metrics of its first node, which the container `hold` prints."""
     first = next((each for each in facts.last if each.number == 0 and not each.gone), None)
     if first is None:
         return ended
@@ -351,5 +351,6 @@ def with_left(job: KubernetesJob, facts: JobSnapshot, ended: Ended) -> Ended:
     except Refusal:
         return ended
     before, marker, metrics = data.removesuffix(METRICS_END).rpartition(METRICS)
-    _, noted, notes = (before if marker else metrics).rpartition(NOTES)
-    return replace(ended, metrics=metrics if marker else None, notes=notes if noted else None)
+    before, noted, notes = (before if marker else metrics).rpartition(NOTES)
+    series = (before if noted else notes).partition(SERIES)[2]
+    return replace(ended, metrics=metrics if marker else None, notes=notes if noted else None, series=series)

@@ -20,7 +20,7 @@ from dsv.errors import UsageError
 from dsv.repo.job_notes import FOLDER
 from dsv.run.engines.base import OUT, Facts, Job
 from dsv.run.engines.kubernetes.api import KubernetesOptions, Volume
-from dsv.run.node_order import BEATING, OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port, node_environment
+from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port, node_environment
 from dsv.run.part import REPORT
 from dsv.run.resources import ALL_GPUS, is_type, tpu_chips
 
@@ -344,7 +344,7 @@ def _hold_variables(job: Job, name: str, options: KubernetesOptions) -> dict[str
     variables: dict[str, str | Manifest] = {
         "HOME": OWN,
         REPORT: f"{OWN}/staged.json",
-        **_given(**{BEATING: NodeOrder.beating(job.order, job.run)}),
+        **NodeOrder.shown(job.order, job.run),
         **_given(DSV_SETTINGS=job.access.settings, DSV_CERTIFICATES=job.access.certificates),
     }
     folder = next((each.source for each in job.mounts if each.target == "/out"), None)

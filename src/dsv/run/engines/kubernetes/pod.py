@@ -25,6 +25,7 @@ CAUSES: Final = {
     "missing": (EndCause.NOT_STARTED, "the image has no such command, or it can't be run"),
 }
 """Its other reasons, with their descriptions."""
+SERIES: Final = b"--- metrics.jsonl\n"
 NOTES: Final = b"--- notes\n"
 METRICS: Final = b"--- metrics.json\n"
 METRICS_END: Final = b"--- end\n"

@@ -14,7 +14,7 @@ import msgspec
 
 from dsv.errors import UsageError
 from dsv.run.engines.base import Job, Mount, check_command
-from dsv.run.node_order import BEATING, OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port, node_environment
+from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port, node_environment
 from dsv.run.part import REPORT
 from dsv.run.resources import ALL_GPUS
 from dsv.values.units import parse_duration
@@ -309,8 +309,8 @@ def _steps(batch: BatchScript) -> str:
     """Return the script that runs the command while dsv holds the data, and that reports the staging."""
     job = batch.job
     held = shlex.join((batch.options.dsv, *job.hold[:-1]))
-    if beating := NodeOrder.beating(job.order, job.run):
-        held = f"{BEATING}={shlex.quote(beating)} {held}"
+    for name, value in NodeOrder.shown(job.order, job.run).items():
+        held = f"{name}={shlex.quote(value)} {held}"
     if not batch.waits:
         hold = f'env {REPORT}="$folder/stage.$attempt.0" {held} -- ' if job.hold else ""
         return _script("alone", hold=hold)

@@ -48,7 +48,14 @@ if [ -z "$over" ] && [ ! -e $own/ended ]; then
 fi
 wait "$holder"
 trap over=yes TERM # which interrupts a wait
-notes=${DSV_NOTES_FOLDER:-} # links are not followed: this container sees files that the job must not
+# Links are not followed: this container sees files that the job must not.
+lines=${DSV_METRICS_FILE:-}l
+if [ -f "$lines" ] && [ ! -L "$lines" ]; then
+  echo '--- metrics.jsonl'
+  tail -c 1048576 "$lines"
+  echo
+fi
+notes=${DSV_NOTES_FOLDER:-}
 if [ -d "$notes" ] && [ ! -L "$notes" ] && [ ! -L "${notes%/*}" ]; then
   echo '--- notes'
   for each in "$notes"/*; do [ -L "$each" ] || [ ! -f "$each" ] || cat "$each"; done | head -c 1048576

@@ -19,13 +19,13 @@ def knows_braille(environ: Mapping[str, str]) -> bool:
 def plot(points: Sequence[tuple[float, float]], columns: int, *, braille: bool) -> list[str]:
     """Return the lines of a plot of at least one point, joined by straight lines."""
     wide, tall = (2, 4) if braille else (1, 1)
-    steps, values = zip(*points, strict=True)
+    steps, values = [step for step, _ in points], [value for _, value in points]
     labels = [f"{max(values):.6g}", *[""] * (_ROWS - 2), f"{min(values):.6g}"]
     margin = max(map(len, labels))
     across, down = max(columns - margin - 2, 10), _ROWS * tall - 1
-    xs, ys = _scaled(steps, across * wide - 1), _scaled(values, down)
+    places = list(zip(_scaled(steps, across * wide - 1), _scaled(values, down), strict=True))
     cells = [[0] * across for _ in range(_ROWS)]
-    for (x, y), (to_x, to_y) in pairwise([(xs[0], ys[0]), *zip(xs, ys, strict=True)]):
+    for (x, y), (to_x, to_y) in pairwise([places[0], *places]):
         count = max(abs(to_x - x), abs(to_y - y), 1)
         for part in range(count + 1):
             column, row = x + (to_x - x) * part // count, down - y - (to_y - y) * part // count
@@ -35,7 +35,7 @@ def plot(points: Sequence[tuple[float, float]], columns: int, *, braille: bool) 
     ]
     lines = [f"{label:>{margin}} |{row}".rstrip() for label, row in zip(labels, rows, strict=True)]
     first, last = f"{min(steps):.10g}", f"{max(steps):.10g}"
-    return [*lines, f"{'':{margin + 2}}{first}{last:>{max(across - len(first), len(last) + 1)}}"]
+    return [*lines, " " * (margin + 2) + first + last.rjust(max(across - len(first), len(last) + 1))]
 
 
 def _scaled(values: Sequence[float], most: int) -> list[int]:

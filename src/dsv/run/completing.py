@@ -108,7 +108,7 @@ def _with_what_it_left(
     its = salvaged(left, lambda problem: Metrics(problem=problem))
     read, made = of_notes(record, its.notes)
     record = replace(record, metrics=its.values, metrics_error=its.problem)
-    curves = b"" if its.curves is None else its.curves.encode(masker)
+    curves = its.curves.encode(masker) if its.curves.last() else b""
     return replace(record, read=read, made=made, notes_error=its.notes.problem, curves=curves)
 
 

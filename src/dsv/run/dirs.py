@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Final, Self
@@ -222,14 +222,12 @@ class Metrics:
     problem: str | None = None
     """The reason why the metrics that it wrote can't be used."""
     notes: Notes = _NO_NOTES
-    curves: Curves | None = None
+    curves: Curves = field(default_factory=Curves)
 
     def with_curves(self, curves: Curves) -> Metrics:
-        """Add curves, if there are any; their last values are the metrics if there are no others."""
-        if not curves:
-            return self
-        last = curves.last() if self.values is None and self.problem is None else self.values
-        return replace(self, values=last, curves=curves)
+        """Add curves; their last values are the metrics if there are no others."""
+        last = curves.last() or None if self.problem is None else None
+        return replace(self, values=last if self.values is None else self.values, curves=curves)
 
 
 def metrics_stamps(out: Path, until_ns: float = inf) -> list[Stamp]:

@@ -58,7 +58,7 @@ from dsv.run.record import (
     start_number,
 )
 from dsv.run.remembered import RememberedRecord, RememberedRuns, Stale
-from dsv.run.series import LiveSeries, join_pieces, parse_piece_key, pieces_of, remove_pieces
+from dsv.run.series import LiveSeries, join_pieces, pieces_of, remove
 from dsv.stores.base import Bytes, PutResult, StoreBackend, batches, parsed, together
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
@@ -112,7 +112,7 @@ class RunStore:
 
     def add(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> Bytes:
         """Add one part unless it is there, and return what is there now: of several writers, one wins."""
-        key, beats, pieces = run_key(dataset, run, part), False, list[int]()
+        key, beats, pieces = run_key(dataset, run, part), False, list[str]()
         if part == RECORD:  # edges come before it, so that no record is without them where they may be put
             with suppress(IntegrityError, Unsupported, Denied):
                 record = RunRecord.decode(bytes(data), run)
@@ -123,7 +123,7 @@ class RunStore:
         with suppress(
             DsvError
         ):  # after it, so that others see the one or the other; who may not delete leaves them
-            remove_pieces(self._store, (dataset, run), pieces)
+            remove(self._store, pieces)
             if beats:
                 remove_beats(self._store, dataset, run)
         return data if won else self._store.get(key, MAX_RECORD)
@@ -143,8 +143,10 @@ class RunStore:
         many. Delete beats and pieces of metrics that ended runs have left, too. root: of the tree of a commit, for
         records from before edges; None if the store does not have it"""
         there = {item.key for item in self._store.list(LINEAGE_PREFIX)}
-        beating = {beat[:2] for beat in parsed(parse_beat_key, self._store.list(BEATS_PREFIX))}
-        pieces = {piece[:2] for piece in parsed(parse_piece_key, self._store.list(METRICS_PREFIX))}
+        beating, measured = (
+            {beat[:2] for beat in parsed(partial(parse_beat_key, prefix=prefix), self._store.list(prefix))}
+            for prefix in (BEATS_PREFIX, METRICS_PREFIX)
+        )
         runs = self.listing()  # after the edges: the start of a run is written before them
         ended = [stored for stored in runs if RECORD in stored.parts]
         needed = [
@@ -159,9 +161,8 @@ class RunStore:
         for stored in ended:
             if (stored.dataset, stored.run) in beating:
                 remove_beats(self._store, stored.dataset, stored.run)
-        for run in pieces - (known - {(stored.dataset, stored.run) for stored in ended}):
-            numbers = join_pieces(self._store, *run) if run in known else pieces_of(self._store, *run)
-            remove_pieces(self._store, run, numbers)
+        for run in measured - (known - {(stored.dataset, stored.run) for stored in ended}):
+            remove(self._store, (join_pieces if run in known else pieces_of)(self._store, *run))
         return len(missing), len(left)
 
     def add_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
@@ -307,8 +308,7 @@ class RunStore:
             together([partial(self._store.delete, key) for key in edge_keys(record)])
             if record.once is not None:
                 remove_beats(self._store, stored.dataset, stored.run)
-        key = stored.dataset, stored.run
-        remove_pieces(self._store, key, pieces_of(self._store, *key))
+        remove(self._store, pieces_of(self._store, stored.dataset, stored.run))
         order = sorted(
             stored.parts, key=lambda part: (part == RECORD, part == START, start_number(part) is not None)
         )

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import chain, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -18,7 +17,7 @@ from dsv.files.small_files import open_plain
 from dsv.format.keys import METRICS_PREFIX, beat_key, beats_prefix, parse_beat_key, run_key
 from dsv.periodic import NEVER, Periodic
 from dsv.run.record import MAX_RECORD, SERIES
-from dsv.stores.base import StoreBackend, if_there, parsed, together
+from dsv.stores.base import StoreBackend, if_there, together
 from dsv.values.json import Json, flattened, parse_json
 from dsv.values.names import DatasetName
 from dsv.values.secrets import Masker
@@ -31,20 +30,19 @@ LARGEST = 256 << 20
 """Bytes of `metrics.jsonl` that are read."""
 _NAMES, _NAME, _LINE = 100, 200, 1 << 16
 """The most names, and the most bytes of a name and of a line."""
-_STRETCHES: Final = 500
-"""A curve has fewer, with two points each: at most 1,000 with the first and the last one."""
+_MOST: Final = 1000
 _Number: TypeAlias = int | float
 _Point: TypeAlias = tuple[_Number, int, _Number]
 """Value, number and step."""
-Stamp: TypeAlias = tuple[int, int, int]
 _Run: TypeAlias = tuple[DatasetName, str]
+Stamp: TypeAlias = tuple[int, int, int]
 
 
 class Series(msgspec.Struct, frozen=True):
     """The curve of one metric."""
 
     points: list[tuple[_Number, _Number]]
-    """Step and value, as they came: the first, the last, and of each stretch the least and the greatest."""
+    """Step and value of at most 1,000, as they came: the first, the last, and the least and greatest in between."""
     of: int
     """How many points the job wrote."""
     last: _Number | str
@@ -56,46 +54,40 @@ class _Document(msgspec.Struct, frozen=True, tag_field="kind", tag="dsv run seri
     version: int = 1
 
 
-parse_piece_key: Final = partial(parse_beat_key, prefix=METRICS_PREFIX)
 _DECODER: Final = msgspec.json.Decoder(_Document)
 
 
 class _Curve:
-    """A curve that grows, in bounded memory."""
+    """A curve that grows, in bounded memory: of each stretch of equally many points the least and the greatest."""
 
     def __init__(self) -> None:
         self.of, self._length = 0, 1
         self.last: _Number | str = 0
-        self._ends: tuple[_Point, ...] = ()
-        self._stretches: list[tuple[_Point, _Point]] = []
+        self._ends: list[_Point] = []
+        self._kept: list[_Point] = []
 
     def add(self, step: _Number, value: _Number) -> None:
         point = (value, self.of, step)
-        if self.of % self._length:
-            self._stretches[-1] = _extremes((*self._stretches[-1], point))
-        else:
-            self._stretches.append((point, point))
-        if len(self._stretches) == _STRETCHES:
-            self._stretches, self._length = _halved(self._stretches), 2 * self._length
-        self._ends = (*self._ends[:1], point)
-        self.of, self.last = self.of + 1, value
+        if self.of % self._length == 0:
+            self._kept += (point, point)
+        self._kept[-2:] = _extremes([*self._kept[-2:], point], 3)
+        if len(self._kept) == _MOST:
+            self._kept, self._length = _extremes(self._kept, 4), 2 * self._length
+        self._ends[1:], self.of, self.last = [point], self.of + 1, value
+        self._ends = self._ends or [point]
 
-    def series(self, most: int) -> Series:
-        """most: of stretches"""
-        stretches = self._stretches
-        while len(stretches) > most:
-            stretches = _halved(stretches)
-        points = sorted({*self._ends, *chain.from_iterable(stretches)}, key=itemgetter(1))
+    def series(self, most: int = _MOST) -> Series:
+        kept = self._kept
+        while len(kept) + 2 > most:
+            kept = _extremes(kept, 4)
+        points = sorted({*self._ends, *kept}, key=itemgetter(1))
         return Series([(step, value) for value, _, step in points], self.of, self.last)
 
 
-def _extremes(points: tuple[_Point, ...]) -> tuple[_Point, _Point]:
-    return min(points), max(points)
-
-
-def _halved(stretches: list[tuple[_Point, _Point]]) -> list[tuple[_Point, _Point]]:
-    pairs = zip_longest(stretches[::2], stretches[1::2], fillvalue=())
-    return [_extremes((*one, *other)) for one, other in pairs]
+def _extremes(points: list[_Point], count: int) -> list[_Point]:
+    """Return of each so many points the least and the greatest."""
+    parts = [points[at : at + count] for at in range(0, len(points), count)]
+    return [point for part in parts for point in (min(part), max(part))]
 
 
 class Curves:
@@ -106,18 +98,15 @@ class Curves:
         self._lines = self._at = 0
         self._rest = self._before = b""
 
-    def __bool__(self) -> bool:
-        return bool(self._curves)
-
     def last(self) -> dict[str, Json]:
         return {name: curve.last for name, curve in self._curves.items()}
 
     def encode(self, mask: Masker, limit: int = MAX_RECORD) -> bytes:
         """mask: hides secrets in names. limit: of bytes, for which there are fewer points; four of each always fit"""
-        most = _STRETCHES
+        most = _MOST
         while True:
             series = {mask.text(name): curve.series(most) for name, curve in self._curves.items()}
-            if len(data := msgspec.json.encode(_Document(series))) <= limit or most == 1:
+            if len(data := msgspec.json.encode(_Document(series))) <= limit or most < 8:
                 return data
             most //= 2
 
@@ -170,10 +159,9 @@ def _parsed(line: bytes) -> Json:
 
 
 def _number(value: Json) -> _Number | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
     with suppress(OverflowError):
-        return value if abs(value) <= 1 << 53 else float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value if abs(value) <= 1 << 53 else float(value)
     return None
 
 
@@ -185,30 +173,29 @@ class LiveSeries:
         self._old, self._curves, self._begun, self._due = stamp(path), Curves(), False, False
         self._periodic = Periodic("dsv-series", self._next, first=PAUSE)
         self._periodic.start()
-
-    def stop(self) -> None:
-        """Write no more. The last piece remains until the run has its record."""
-        self._periodic.stop()
+        self.stop = self._periodic.stop  # the last piece remains until the run has its record
 
     def _next(self) -> float:
         try:
             if stamp(self._path) not in (None, self._old):
                 self._due = self._curves.read(self._path) or self._due
-            if not self._due or not self._curves:
-                return PAUSE
-            store, old = self._store(), pieces_of(self._store(), *self._run)
-            if self._begun and not old:
-                return NEVER  # the run has its record, or was deleted
-            key = beat_key(*self._run, max(old, default=-1) + 1, METRICS_PREFIX)
-            store.put_if_absent(key, self._curves.encode(self._mask, PIECE))
-            self._begun, self._due = True, False
-            with suppress(DsvError):  # who may not delete leaves them, and writes less and less often
-                remove_pieces(store, self._run, old[:-1])
-            return PAUSE * min(max(len(old) - 1, 1), 20)
+            return self._put(self._store()) if self._due and self._curves.last() else PAUSE
         except Denied:
             return NEVER
         except (DsvError, OSError):  # tried again
             return PAUSE
+
+    def _put(self, store: StoreBackend) -> float:
+        old = pieces_of(store, *self._run)
+        if self._begun and not old:
+            return NEVER  # the run has its record, or was deleted
+        number = 1 + int(old[-1][-16:], 16) if old else 0
+        data = self._curves.encode(self._mask, PIECE)
+        store.put_if_absent(beat_key(*self._run, number, METRICS_PREFIX), data)
+        self._begun, self._due = True, False
+        with suppress(DsvError):  # who may not delete leaves them, and writes less and less often
+            remove(store, old[:-1])
+        return PAUSE * min(max(len(old) - 1, 1), 20)
 
 
 def stamp(path: Path) -> Stamp | None:
@@ -219,23 +206,22 @@ def stamp(path: Path) -> Stamp | None:
     return None
 
 
-def pieces_of(store: StoreBackend, dataset: DatasetName, run: str) -> list[int]:
-    """Return the numbers of the pieces of a run, in order: none once it has its record."""
-    listed = store.list(beats_prefix(dataset, run, METRICS_PREFIX))
-    return sorted(piece[2] for piece in parsed(parse_piece_key, listed))
+def pieces_of(store: StoreBackend, dataset: DatasetName, run: str) -> list[str]:
+    """Return the keys of the pieces of a run, in order: none once it has its record."""
+    keys = (item.key for item in store.list(beats_prefix(dataset, run, METRICS_PREFIX)))
+    return sorted(key for key in keys if parse_beat_key(key, METRICS_PREFIX))
 
 
-def remove_pieces(store: StoreBackend, run: _Run, numbers: list[int]) -> None:
-    together([partial(store.delete, beat_key(*run, number, METRICS_PREFIX)) for number in numbers])
+def remove(store: StoreBackend, pieces: list[str]) -> None:
+    together([partial(store.delete, key) for key in pieces])
 
 
-def join_pieces(store: StoreBackend, dataset: DatasetName, run: str) -> list[int]:
+def join_pieces(store: StoreBackend, dataset: DatasetName, run: str) -> list[str]:
     """Make the newest piece the series of a run that has ended, unless it has some. Return the pieces to remove."""
-    numbers = pieces_of(store, dataset, run)
-    newest = beat_key(dataset, run, numbers[-1] if numbers else 0, METRICS_PREFIX)
-    if numbers and (data := if_there(partial(store.get, newest, PIECE))) is not None:
+    pieces = pieces_of(store, dataset, run)
+    if pieces and (data := if_there(partial(store.get, pieces[-1], PIECE))) is not None:
         store.put_if_absent(run_key(dataset, run, SERIES), data)
-    return numbers
+    return pieces
 
 
 def series_of(store: StoreBackend, dataset: DatasetName, run: str) -> dict[str, Series]:
@@ -243,9 +229,8 @@ def series_of(store: StoreBackend, dataset: DatasetName, run: str) -> dict[str, 
     `IntegrityError` and `Unsupported`."""
     key = run_key(dataset, run, SERIES)
     data = if_there(partial(store.get, key, MAX_RECORD))
-    if data is None and (numbers := pieces_of(store, dataset, run)):
-        key = beat_key(dataset, run, numbers[-1], METRICS_PREFIX)
-        data = if_there(partial(store.get, key, PIECE))
+    if data is None and (pieces := pieces_of(store, dataset, run)):
+        data = if_there(partial(store.get, key := pieces[-1], PIECE))
     try:
         document = _Document({}) if data is None else _DECODER.decode(data)
     except msgspec.DecodeError as error:

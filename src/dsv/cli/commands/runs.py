@@ -91,20 +91,10 @@ def runs(
             while True:
                 warn_of_cut_off(call, found)
                 asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
-                views, sweep, cut = found.settle(asked[0]), *asked[1:]
-                each = bool(ids) and sweep is None
+                views = found.settle(asked[0])
                 if only:
                     return _answer(call, context, found, views[0].record)
-                if compare:
-                    _write_comparison(call, views, as_csv)
-                elif as_csv:
-                    write_csv(call, views)
-                else:
-                    if each or watch:
-                        views = found.with_series(views, ended=each)
-                    _write(call, views, query, sweep, each=each)
-                    if cut:
-                        call.say(f"only {len(views)} runs are shown; --limit N shows N")
+                _show(call, found, views, query, *asked[1:], each=bool(ids) and asked[1] is None)
                 if not watch or all(view.record.state.is_terminal for view in views):
                     return _tell_last_known(call, views)
                 _pause(call)
@@ -112,6 +102,21 @@ def runs(
         if compare or as_csv or only or of:
             raise
         return _write_known_here(call, ids, of_dataset, query, error)
+
+
+def _show(
+    call: Call, found: Runs, views: list[RunView], query: RunQuery, sweep: SweepView | None, cut: bool, *, each: bool
+) -> None:  # fmt: skip
+    if call.params["compare"]:
+        _write_comparison(call, views, call.params["as_csv"])
+    elif call.params["as_csv"]:
+        write_csv(call, views)
+    else:
+        if each or call.params["watch"]:
+            views = found.with_series(views, ended=each)
+        _write(call, views, query, sweep, each=each)
+        if cut:
+            call.say(f"only {len(views)} runs are shown; --limit N shows N")
 
 
 def _pause(call: Call) -> None:

@@ -70,11 +70,13 @@ class _Curve:
         point = (value, self.of, step)
         if self.of % self._length == 0:
             self._kept += (point, point)
-        self._kept[-2:] = _extremes([*self._kept[-2:], point], 3)
+        elif point < self._kept[-2]:
+            self._kept[-2] = point
+        elif point > self._kept[-1]:
+            self._kept[-1] = point
         if len(self._kept) == _MOST:
             self._kept, self._length = _extremes(self._kept, 4), 2 * self._length
         self._ends[1:], self.of, self.last = [point], self.of + 1, value
-        self._ends = self._ends or [point]
 
     def series(self, most: int = _MOST) -> Series:
         kept = self._kept
@@ -130,9 +132,12 @@ class Curves:
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[: _LINE + 1]  # enough to know that it is too long
         for line in lines:
-            with suppress(ValueError, RecursionError):
-                if line and len(line) <= _LINE and isinstance(values := _parsed(line), dict):
-                    self._add(values)
+            try:
+                values = _parsed(line) if len(line) <= _LINE else None
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(values, dict):
+                self._add(values)
 
     def _add(self, values: dict[str, Json]) -> None:
         step = _number(values.pop("step", None))
@@ -159,10 +164,10 @@ def _parsed(line: bytes) -> Json:
 
 
 def _number(value: Json) -> _Number | None:
-    with suppress(OverflowError):
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return value if abs(value) <= 1 << 53 else float(value)
-    return None
+    try:
+        return None if type(value) not in (int, float) else value if abs(value) <= 1 << 53 else float(value)
+    except OverflowError:
+        return None
 
 
 class LiveSeries:

@@ -49,7 +49,7 @@ fi
 wait "$holder"
 trap over=yes TERM # which interrupts a wait
 # Links are not followed: this container sees files that the job must not.
-lines=${DSV_METRICS_FILE:-}l
+lines=${DSV_METRICS_FILE:+${DSV_METRICS_FILE}l}
 if [ -f "$lines" ] && [ ! -L "$lines" ]; then
   echo '--- metrics.jsonl'
   tail -c 1048576 "$lines"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsv.format import keys
-from dsv.run.node_order import BEATING, NodeOrder
+from dsv.run.node_order import BEATING, MEASURING, NodeOrder
 from dsv.run.once_claims import Beats, beats_of
 from dsv.run.record import RunId
 from dsv.stores.open import open_store
@@ -42,6 +42,7 @@ def test_with_goes_on_with_the_beats_of_a_run_until_its_command_ends(tmp_path: P
 
 def test_an_order_wants_beats_only_if_it_says_so() -> None:
     order = NodeOrder(run=RUN, dataset=PETS, out="/out")
-    assert NodeOrder.beating(order.encode().decode(), RUN) == NodeOrder.beating("", RUN) == ""
+    assert NodeOrder.shown("", RUN) == {}
+    assert NodeOrder.shown(order.encode().decode(), RUN) == {MEASURING: f"pets/{RUN}:/out"}
     wants = NodeOrder(run=RUN, dataset=PETS, out="/out", beats=True).encode().decode()
-    assert NodeOrder.beating(wants, RUN) == f"pets/{RUN}"
+    assert NodeOrder.shown(wants, RUN) == {BEATING: f"pets/{RUN}", MEASURING: f"pets/{RUN}:/out"}

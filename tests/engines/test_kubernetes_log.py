@@ -98,17 +98,20 @@ def test_a_log_that_is_followed_ends_with_the_record_if_the_cluster_is_away(
 
 
 @pytest.mark.parametrize(
-    ("pieces", "metrics", "notes"),
+    ("pieces", "metrics", "notes", "series"),
     [
-        ((b'Fetched\n--- metrics.json\n{"loss": ', b"1}\n--- e", b"nd\n"), b'{"loss": 1}\n', None),
-        ((b"Fetched\n--- end\n",), None, None),
-        ((b"--- metrics.json\n\n--- end\n",), b"\n", None),
-        ((b"--- notes\na\n", b"\n--- metrics.json\n{}\n--- end\n"), b"{}\n", b"a\n\n"),
-        ((b"x\n--- notes\na\n\n--- end\n",), None, b"a\n\n"),
+        ((b'Fetched\n--- metrics.json\n{"loss": ', b"1}\n--- e", b"nd\n"), b'{"loss": 1}\n', None, b""),
+        ((b"Fetched\n--- end\n",), None, None, b""),
+        ((b"--- metrics.json\n\n--- end\n",), b"\n", None, b""),
+        ((b"--- notes\na\n", b"\n--- metrics.json\n{}\n--- end\n"), b"{}\n", b"a\n\n", b""),
+        ((b"x\n--- notes\na\n\n--- end\n",), None, b"a\n\n", b""),
+        ((b"x\n--- metrics.jsonl\n{}\n\n--- notes\na\n\n--- end\n",), None, b"a\n\n", b"{}\n\n"),
+        ((b"--- metrics.jsonl\n{}\n\n--- metrics.json\n1\n--- end\n",), b"1\n", None, b"{}\n\n"),
+        ((b"x\n--- metrics.jsonl\n{}\n\n--- end\n",), None, None, b"{}\n\n"),
     ],
 )
 def test_metrics_are_read_from_a_container_that_still_runs(
-    pieces: tuple[bytes, ...], metrics: bytes | None, notes: bytes | None
+    pieces: tuple[bytes, ...], metrics: bytes | None, notes: bytes | None, series: bytes
 ) -> None:
     class Runs(Answers):
         def iter_bytes(self) -> Iterator[bytes]:
@@ -117,4 +120,4 @@ def test_metrics_are_read_from_a_container_that_still_runs(
 
     job = KubernetesJob(Runs(), "training", "job", "u0")  # type: ignore[arg-type]
     found = with_left(job, JobSnapshot(a_job(), (a_pod(code=0),)), Ended(exit_code=0))
-    assert (found.metrics, found.notes) == (metrics, notes)
+    assert (found.metrics, found.notes, found.series) == (metrics, notes, series)

@@ -205,14 +205,17 @@ def test_the_holder_prints_the_notes_of_the_job_and_follows_no_link(
     (notes / "b").write_text("two\n")
     (notes / "c").symlink_to(tmp_path / "secret")
     (tmp_path / "out" / "metrics.json").symlink_to(tmp_path / "secret")
+    (tmp_path / "out" / "metrics.jsonl").write_text("{}")
     words = ["-c", script("hold").replace(OWN, str(tmp_path)), "hold", "-", "env"]
     env = {"PATH": os.environ["PATH"], "DSV_METRICS_FILE": str(tmp_path / "out" / "metrics.json")}
     for folder, printed in (
-        (notes, b"--- notes\none\ntwo\n\n--- end\n"),
+        (notes, b"--- metrics.jsonl\n{}\n--- notes\none\ntwo\n\n--- end\n"),
         (tmp_path / "link" / "run", b"--- end\n"),
     ):
         if folder != notes:
             (tmp_path / "link").symlink_to(notes.parent)
+            (tmp_path / "out" / "metrics.jsonl").unlink()
+            (tmp_path / "out" / "metrics.jsonl").symlink_to(tmp_path / "secret")
         (tmp_path / "ended").touch()
         env["DSV_NOTES_FOLDER"] = str(folder)
         with (tmp_path / "shown").open("wb") as shown:

@@ -113,6 +113,7 @@ def test_every_prefix_is_copied_or_said_not_to_be() -> None:
         keys.README_KEY, keys.FORMAT_PREFIX, keys.PACK_PREFIX, keys.INDEX_PREFIX, keys.COMMIT_PREFIX,
         keys.LOCATOR_PREFIX, keys.REFS_PREFIX, keys.SESSIONS_PREFIX, keys.GC_PREFIX, keys.RUNS_PREFIX,
         keys.PROBE_PREFIX, keys.ERASURE_PREFIX, keys.LINEAGE_PREFIX, keys.ONCE_PREFIX, keys.BEATS_PREFIX, "names/",
+        keys.METRICS_PREFIX,
     }  # fmt: skip
-    assert known == set(written_order()) | {"sessions/", "gc/", "beats/", "probe/"}
-    assert "`sessions/`, `gc/`, `beats/` and `probe/` are not copied" in " ".join(section.split())
+    assert known == set(written_order()) | {"sessions/", "gc/", "beats/", "metrics/", "probe/"}
+    assert "`sessions/`, `gc/`, `beats/`, `metrics/` and `probe/` are not copied" in " ".join(section.split())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dsv.format.keys import RUNS_PREFIX, needs_winner
+from dsv.format.keys import METRICS_PREFIX, RUNS_PREFIX, needs_winner
 from tests.kit.dsv import Dsv
 from tests.labs import ceph_rgw
 from tests.labs.s3_server import S3Server
@@ -54,7 +54,7 @@ def test_the_roles_are_the_same_everywhere() -> None:
     (names,) = policies("With names elsewhere")
     writes = put_prefixes(aws[1])
     assert writes == put_prefixes(ceph, "Write")
-    assert put_prefixes(ceph, "Run") == {RUNS_PREFIX}
+    assert put_prefixes(ceph, "Run") == {METRICS_PREFIX, RUNS_PREFIX}
     of_names = {prefix for prefix in writes if needs_winner(prefix.removeprefix("names/*/"))}
     assert put_prefixes(names, "Write") == {"refs/", "sessions/", "once/"}
     named = {"refs/", "sessions/", "once/"}

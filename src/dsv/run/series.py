@@ -147,7 +147,7 @@ class Curves:
             if number is None and value not in ("NaN", "Infinity", "-Infinity"):
                 continue
             if name not in self._curves:
-                if len(self._curves) == _NAMES or len(msgspec.json.encode(name)) > _NAME:
+                if len(self._curves) == _NAMES or len(msgspec.json.encode(name)) > _NAME + 2:
                     continue
                 self._curves[name] = _Curve()
             if number is None:

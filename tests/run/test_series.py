@@ -124,21 +124,27 @@ def test_a_file_is_read_on_and_anew_if_it_is_another(tmp_path: Path) -> None:
     def found() -> list[float]:
         return [value for _, value in decoded(curves.encode(NONE))["a"].points]
 
-    assert not curves.read(file)
+    curves.read(file)
     file.write_bytes(lines({"a": 1}) + b'{"a"')
-    assert curves.read(file) and not curves.read(file) and found() == [1]
+    curves.read(file)
+    curves.read(file)
+    assert found() == [1]
     with file.open("ab") as more:
         more.write(b": 2}\n")
-    assert curves.read(file) and found() == [1, 2]
+    curves.read(file)
+    assert found() == [1, 2]
     file.write_bytes(lines({"a": 3}))
-    assert curves.read(file) and found() == [3]
+    curves.read(file)
+    assert found() == [3]
     file.write_bytes(lines({"a": 5}, {"a": 6}, {"a": 7}))
-    assert curves.read(file) and found() == [5, 6, 7]
+    curves.read(file)
+    assert found() == [5, 6, 7]
     (tmp_path / "other").write_bytes(lines({"a": 9}))
     for strange in (lambda: file.symlink_to(tmp_path / "other"), lambda: os.mkfifo(file), file.mkdir):
         file.unlink()
         strange()
-        assert not curves.read(file) and found() == [5, 6, 7]
+        curves.read(file)
+        assert found() == [5, 6, 7]
         if file.is_dir():
             break
 

@@ -102,13 +102,14 @@ def _with_what_it_left(
 
     def left() -> Metrics:
         its = metrics(record)
-        values = None if its.values is None else cast("dict[str, Json]", masker.value(its.values))
+        found = its.values if its.values is not None or its.problem else its.curves.last(masker) or None
+        values = None if found is None else cast("dict[str, Json]", masker.value(found))
         return replace(its, values=values, problem=None if its.problem is None else masker.text(its.problem))
 
     its = salvaged(left, lambda problem: Metrics(problem=problem))
     read, made = of_notes(record, its.notes)
     record = replace(record, metrics=its.values, metrics_error=its.problem)
-    curves = its.curves.encode(masker) if its.curves.last() else b""
+    curves = salvaged(lambda: its.curves.encode(masker) if its.curves.last(masker) else b"", lambda _: b"")
     return replace(record, read=read, made=made, notes_error=its.notes.problem, curves=curves)
 
 

@@ -224,11 +224,6 @@ class Metrics:
     notes: Notes = _NO_NOTES
     curves: Curves = field(default_factory=Curves)
 
-    def with_curves(self, curves: Curves) -> Metrics:
-        """Add curves; their last values are the metrics if there are no others."""
-        last = curves.last() or None if self.problem is None else None
-        return replace(self, values=last if self.values is None else self.values, curves=curves)
-
 
 def metrics_stamps(out: Path, until_ns: float = inf) -> list[Stamp]:
     """Return the stamps of the job's metrics that were written before this time, which change if it writes them."""
@@ -238,10 +233,10 @@ def metrics_stamps(out: Path, until_ns: float = inf) -> list[Stamp]:
 
 def left_in(out: Path, run: RunId, before: Collection[Stamp] = ()) -> Metrics:
     """Read what a job left in its output folder. before: the stamps of metrics that were there before it"""
-    left, curves = replace(read_metrics(out, before), notes=read_notes(out, run)), Curves()
+    left = replace(read_metrics(out, before), notes=read_notes(out, run))
     if stamp(out / SERIES_FILE) not in before:
-        curves.read(out / SERIES_FILE, ended=True)
-    return left.with_curves(curves)
+        left.curves.read(out / SERIES_FILE, ended=True)
+    return left
 
 
 def read_metrics(out: Path, before: Collection[Stamp]) -> Metrics:
@@ -258,9 +253,8 @@ def read_metrics(out: Path, before: Collection[Stamp]) -> Metrics:
 
 def parse_left(ended: Ended) -> Metrics:
     """Parse what a job left on a machine whose folders can't be read here."""
-    left, curves = Metrics() if ended.metrics is None else parse_metrics(ended.metrics), Curves()
-    curves.take(ended.series + b"\n")
-    left = left.with_curves(curves)
+    left = Metrics() if ended.metrics is None else parse_metrics(ended.metrics)
+    left.curves.take(ended.series + b"\n")
     return left if ended.notes is None else replace(left, notes=parse_notes(ended.notes))
 
 

@@ -292,8 +292,6 @@ _NOT_COMPARED: Final = {"not compared": True}
 _NOT_SHOWN: Final = {"not shown": True}
 """`dsv runs ID` has it only as JSON."""
 _INTERNAL: Final = _NOT_COMPARED | _NOT_SHOWN
-_BESIDE: Final = {"beside": True}
-"""It becomes a part of its own in the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,8 +373,8 @@ class RunRecord:
     lock: LockFile | None = None
     once: OnceKey | None = field(default=None, metadata=_NOT_COMPARED)
     dsv: str = field(default="", metadata=_NOT_SHOWN)
-    curves: bytes = field(default=b"", repr=False, compare=False, metadata=_BESIDE)
-    """The curves of the metrics, encoded."""
+    curves: bytes = field(default=b"", repr=False, compare=False)
+    """The curves of the metrics, encoded: no member of the JSON, but a part of its own in the store."""
 
     @property
     def hit_of(self) -> tuple[DatasetName, str] | None:
@@ -386,7 +384,7 @@ class RunRecord:
     @classmethod
     def keys(cls, mark: str = "") -> list[str]:
         """Return the keys of a run's JSON. mark: only those `not compared`, or `not shown`"""
-        kept = [each for each in fields(cls) if "beside" not in each.metadata]
+        kept = (each for each in fields(cls) if each.name != "curves")
         return [each.name.removesuffix("_ms") for each in kept if not mark or mark in each.metadata]
 
     @property
@@ -401,8 +399,7 @@ class RunRecord:
 
     def members(self) -> dict[str, Json]:
         """Return the record as JSON has it."""
-        kept = [each.name for each in fields(self) if "beside" not in each.metadata]
-        return {name: json_of(getattr(self, name)) for name in kept}
+        return {one.name: json_of(getattr(self, one.name)) for one in fields(self) if one.name != "curves"}
 
     def encode(self) -> bytes:
         """Return ASCII JSON, one member a line. Raises `ValueError` if parameters or metrics are not JSON."""

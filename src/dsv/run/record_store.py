@@ -120,9 +120,8 @@ class RunStore:
                 self.link(record)
             pieces = join_pieces(self._store, dataset, run)
         won = self._store.put_if_absent(key, data) is PutResult.WON
-        with suppress(
-            DsvError
-        ):  # after it, so that others see the one or the other; who may not delete leaves them
+        # They go after it, so that others see the one or the other; who may not delete leaves them.
+        with suppress(DsvError):
             remove(self._store, pieces)
             if beats:
                 remove_beats(self._store, dataset, run)

@@ -100,8 +100,8 @@ class Curves:
         self._lines = self._at = 0
         self._rest = self._before = b""
 
-    def last(self) -> dict[str, Json]:
-        return {name: curve.last for name, curve in self._curves.items()}
+    def last(self, mask: Masker) -> dict[str, Json]:
+        return {mask.text(name): curve.last for name, curve in self._curves.items()}
 
     def encode(self, mask: Masker, limit: int = MAX_RECORD) -> bytes:
         """mask: hides secrets in names. limit: of bytes, for which there are fewer points; four of each always fit"""
@@ -112,12 +112,11 @@ class Curves:
                 return data
             most //= 2
 
-    def read(self, path: Path, *, ended: bool = False) -> bool:
-        """Take what a file has more than before, and return whether there was anything; all of it if it has shrunk or
-        is another. ended: its last line may be whole without an end"""
-        at = self._at
+    def read(self, path: Path, *, ended: bool = False) -> None:
+        """Take what a file has more than before; all of it if it has shrunk or is another. ended: its last line may be
+        whole without an end"""
         with suppress(OSError), open_plain(path, follow=False) as file:
-            file.seek(at - len(self._before))
+            file.seek(self._at - len(self._before))
             if file.read(len(self._before)) != self._before:
                 vars(self).update(vars(Curves()))
                 file.seek(0)
@@ -126,7 +125,6 @@ class Curves:
                 self.take(data)
         if ended:
             self.take(b"\n")
-        return at != self._at
 
     def take(self, data: bytes) -> None:
         *lines, rest = (self._rest + data).split(b"\n")
@@ -175,7 +173,8 @@ class LiveSeries:
 
     def __init__(self, store: Callable[[], StoreBackend], run: _Run, path: Path, mask: Masker) -> None:
         self._store, self._run, self._path, self._mask = store, run, path, mask
-        self._old, self._curves, self._begun, self._due = stamp(path), Curves(), False, False
+        self._old, self._curves, self._begun = stamp(path), Curves(), False
+        self._last = self._curves.encode(mask)
         self._periodic = Periodic("dsv-series", self._next, first=PAUSE)
         self._periodic.start()
         self.stop = self._periodic.stop  # the last piece remains until the run has its record
@@ -183,24 +182,22 @@ class LiveSeries:
     def _next(self) -> float:
         try:
             if stamp(self._path) not in (None, self._old):
-                self._due = self._curves.read(self._path) or self._due
-            return self._put(self._store()) if self._due and self._curves.last() else PAUSE
+                self._curves.read(self._path)
+            if (data := self._curves.encode(self._mask, PIECE)) == self._last:
+                return PAUSE
+            old = pieces_of(store := self._store(), *self._run)
+            if self._begun and not old:
+                return NEVER  # the run has its record, or was deleted
+            number = 1 + int(old[-1][-16:], 16) if old else 0
+            store.put_if_absent(beat_key(*self._run, number, METRICS_PREFIX), data)
+            self._begun, self._last = True, data
+            with suppress(DsvError):  # who may not delete leaves them, and writes less and less often
+                remove(store, old[:-1])
+            return PAUSE * min(max(len(old) - 1, 1), 20)
         except Denied:
             return NEVER
         except (DsvError, OSError):  # tried again
             return PAUSE
-
-    def _put(self, store: StoreBackend) -> float:
-        old = pieces_of(store, *self._run)
-        if self._begun and not old:
-            return NEVER  # the run has its record, or was deleted
-        number = 1 + int(old[-1][-16:], 16) if old else 0
-        data = self._curves.encode(self._mask, PIECE)
-        store.put_if_absent(beat_key(*self._run, number, METRICS_PREFIX), data)
-        self._begun, self._due = True, False
-        with suppress(DsvError):  # who may not delete leaves them, and writes less and less often
-            remove(store, old[:-1])
-        return PAUSE * min(max(len(old) - 1, 1), 20)
 
 
 def stamp(path: Path) -> Stamp | None:

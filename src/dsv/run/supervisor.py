@@ -60,6 +60,7 @@ from dsv.values.progress import NoProgress, Progress
 _GPUS: Final = re.compile(r"gpu|cdi|nvidia|device|gres|node configuration", re.IGNORECASE)
 """Words in messages of engines that can't start a job because of its GPUs."""
 
+
 Announce: TypeAlias = Callable[[RunId, Path | None, Path | None], None]
 """Called with the run's id, its own folder in the user's state, and its output folder. Without a folder: nothing runs,
 because this run has the result already."""
@@ -447,7 +448,7 @@ class _Attempts:
             raise
         finally:
             if live is not None:
-                live.stop()
+                live.stop(timeout=10.0)  # a store may hang
             if not may_live:
                 remove_scratch(launch.scratch)
         ended = replace(

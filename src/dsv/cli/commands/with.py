@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from time import sleep
 
@@ -99,12 +97,13 @@ def _show_meanwhile(call: Call, beating: str, measuring: str) -> None:
         (name, _, out), live = (measuring or beating).partition(":"), None
         run = DatasetName.parse(name.rpartition("/")[0]), RunId.parse(name.rpartition("/")[2])
         passed = {each[len(PASSED) :]: value for each, value in environ.items() if each.startswith(PASSED)}
-        with call.context() as context, ExitStack() as opened:
-            store = cache(lambda: opened.enter_context(context.repository()).store)
+        with call.context() as context, context.repository() as repository:
             if measuring:
-                live = LiveSeries(store, run, Path(out) / SERIES_FILE, Masker.of(passed, {}))
+                live = LiveSeries(
+                    lambda: repository.store, run, Path(out) / SERIES_FILE, Masker.of(passed, {})
+                )
             if beating:
-                Beats(store(), *run).start(joins=True)
+                Beats(repository.store, *run).start(joins=True)
             while not watched.has_ended():
                 sleep(1.0)
             if live is not None:

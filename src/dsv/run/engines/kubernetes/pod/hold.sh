@@ -48,13 +48,8 @@ if [ -z "$over" ] && [ ! -e $own/ended ]; then
 fi
 wait "$holder"
 trap over=yes TERM # which interrupts a wait
-# Links are not followed: this container sees files that the job must not.
-lines=${DSV_METRICS_FILE:+${DSV_METRICS_FILE}l}
-if [ -f "$lines" ] && [ ! -L "$lines" ]; then
-  echo '--- metrics.jsonl'
-  tail -c 1048576 "$lines"
-  echo
-fi
+lines=${DSV_METRICS_FILE:+${DSV_METRICS_FILE}l} # links are not followed: this container sees files that the job must not
+[ ! -f "$lines" ] || [ -L "$lines" ] || printf '%s\n%s\n' '--- metrics.jsonl' "$(tail -c 1048576 "$lines")"
 notes=${DSV_NOTES_FOLDER:-}
 if [ -d "$notes" ] && [ ! -L "$notes" ] && [ ! -L "${notes%/*}" ]; then
   echo '--- notes'

@@ -134,10 +134,7 @@ class Store:
             return found.settle(found.listed(name, query))
 
     def series(self, run: str) -> dict[str, Series]:
-        """Return the curves of a run's metrics by name, also while it is under way. run: as for `dsv runs`.
-
-        Raises `NotFound`, `UsageError`.
-        """
+        """Return the curves of a run's metrics by name, also while it is under way. run: as for `dsv runs`"""
         from dsv.api.runs import open_runs
 
         with open_runs(self._connection.reading, self._connection.variables) as found:

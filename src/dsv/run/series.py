@@ -75,20 +75,20 @@ class _Curve:
         elif point > self._kept[-1]:
             self._kept[-1] = point
         if len(self._kept) == _MOST:
-            self._kept, self._length = _extremes(self._kept, 4), 2 * self._length
+            self._kept, self._length = _halved(self._kept), 2 * self._length
         self._ends[1:], self.of, self.last = [point], self.of + 1, value
 
-    def series(self, most: int = _MOST) -> Series:
+    def series(self, most: int) -> Series:
         kept = self._kept
         while len(kept) + 2 > most:
-            kept = _extremes(kept, 4)
+            kept = _halved(kept)
         points = sorted({*self._ends, *kept}, key=itemgetter(1))
         return Series([(step, value) for value, _, step in points], self.of, self.last)
 
 
-def _extremes(points: list[_Point], count: int) -> list[_Point]:
-    """Return of each so many points the least and the greatest."""
-    parts = [points[at : at + count] for at in range(0, len(points), count)]
+def _halved(points: list[_Point]) -> list[_Point]:
+    """Return of each four points the least and the greatest."""
+    parts = [points[at : at + 4] for at in range(0, len(points), 4)]
     return [point for part in parts for point in (min(part), max(part))]
 
 

@@ -94,20 +94,16 @@ def _show_meanwhile(call: Call, beating: str, measuring: str) -> None:
         return
     try:
         os.setsid()
-        (name, _, out), live = (measuring or beating).partition(":"), None
+        name, _, out = (measuring or beating).partition(":")
         run = DatasetName.parse(name.rpartition("/")[0]), RunId.parse(name.rpartition("/")[2])
         passed = {each[len(PASSED) :]: value for each, value in environ.items() if each.startswith(PASSED)}
         with call.context() as context, context.repository() as repository:
             if measuring:
-                live = LiveSeries(
-                    lambda: repository.store, run, Path(out) / SERIES_FILE, Masker.of(passed, {})
-                )
+                LiveSeries(lambda: repository.store, run, Path(out) / SERIES_FILE, Masker.of(passed, {}))
             if beating:
                 Beats(repository.store, *run).start(joins=True)
             while not watched.has_ended():
                 sleep(1.0)
-            if live is not None:
-                live.stop()
     finally:
         os._exit(0)
 

@@ -13,9 +13,10 @@ import pytest
 
 from dsv import store
 from dsv.cli.plot import knows_braille, plot
-from dsv.format.keys import METRICS_PREFIX, beat_key
+from dsv.errors import IntegrityError
+from dsv.format.keys import METRICS_PREFIX, beat_key, run_key
 from dsv.run.node_order import MEASURING
-from dsv.run.record import RunState
+from dsv.run.record import SERIES, RunState
 from dsv.run.series import PIECE, Curves, pieces_of, series_of
 from dsv.stores.directory import DirectoryStore
 from dsv.values.secrets import Masker
@@ -80,6 +81,15 @@ def test_a_run_without_series(pets: Dsv) -> None:
     assert missing.code == 3 and "a job appends lines to $DSV_OUT/metrics.jsonl" in missing.err
     for more in (["--json"], ["--csv"], ["--log"], ["--compare"]):
         assert pets("runs", run, "--watch", *more).code == 2
+
+
+def test_a_damaged_series_does_not_hide_its_run(pets: Dsv) -> None:
+    run, there = ran(pets), DirectoryStore(Path(pets.ok("config", "store").out.strip()))
+    there.delete(run_key(PETS, run, SERIES))
+    there.put_if_absent(run_key(PETS, run, SERIES), b"other")
+    assert "metrics.val.acc" in pets.ok("runs", run).out and "series  " not in pets.ok("runs", run).out
+    damaged = pets("runs", run, "--plot", "loss")
+    assert damaged.code == IntegrityError.exit_code and "has no series of a run" in damaged.err
 
 
 def test_watch_shows_a_run_until_it_has_ended(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:

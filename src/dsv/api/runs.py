@@ -105,11 +105,12 @@ class Runs:
 
         def add(view: RunView) -> RunView:
             record = view.record
-            if record.state.is_terminal and not ended:
-                return view
-            series = self.series(record)
-            last = record.metrics or {name: curve.last for name, curve in series.items()}
-            return replace(view, record=replace(record, metrics=last or None), series=series)
+            with suppress(IntegrityError, NotFound, Unsupported):  # which `series` itself raises
+                if ended or not record.state.is_terminal:
+                    series = self.series(record)
+                    last = record.metrics or {name: curve.last for name, curve in series.items()}
+                    return replace(view, record=replace(record, metrics=last or None), series=series)
+            return view
 
         return together([partial(add, view) for view in views])
 

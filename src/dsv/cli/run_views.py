@@ -14,7 +14,7 @@ from dsv.cli.plot import knows_braille, plot
 from dsv.cli.terminal import Style, width
 from dsv.errors import NotFound
 from dsv.files.process import host_name
-from dsv.run.listing import RunView, as_text, flattened, sort_order
+from dsv.run.listing import RunView, as_text, sort_order
 from dsv.run.once import computed_again, document, in_rfc8785
 from dsv.run.part import EndCause
 from dsv.run.record import RunRecord, RunState

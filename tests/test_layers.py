@@ -29,6 +29,7 @@ ROOMS: list[set[str]] = [
     {"merge"},
     {"workspace", "cache", "exchange", "run", "upkeep", "training"},
     {"api"},
+    {"site"},
     {"", "cli", "filesystem", "torch"},  # the package itself: what programs import when they ask for it
 ]
 BELOW: dict[str, set[str]] = {
@@ -59,6 +60,7 @@ PROGRAMS = {
     PACKAGE / "cache/hold.py",
     PACKAGE / "run/engines/kubernetes/rendezvous.py",
     PACKAGE / "run/engines/reaper.py",
+    PACKAGE / "site/decode_process.py",
     PACKAGE / "training/window.py",
     PACKAGE / "transfer/prefetch.py",
 }

@@ -116,7 +116,9 @@ def test_paths_that_the_pages_for_developers_name_exist() -> None:
     ] == []
 
 
-UNIT = re.compile(r"seconds?\b|since 1970|from 0 to 1|per cent|share\b|factor\b|ratio\b", re.IGNORECASE)
+UNIT = re.compile(
+    r"seconds?\b|since 1970|from 0 to 1|per cent|share\b|pixels\b|factor\b|ratio\b", re.IGNORECASE
+)
 IN_NAME = re.compile(r"(seconds|_ms|_at|_usd|_per_gb|_per_second|cpus|ratio)$", re.IGNORECASE)
 
 

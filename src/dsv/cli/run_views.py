@@ -13,11 +13,10 @@ from dsv.cli.output import GAP, Column, Painted, first, local_time
 from dsv.cli.plot import knows_braille, plot
 from dsv.cli.terminal import Style, width
 from dsv.errors import NotFound
-from dsv.files.process import host_name
 from dsv.run.listing import RunView, as_text, sort_order
 from dsv.run.once import computed_again, document, in_rfc8785
-from dsv.run.part import EndCause
 from dsv.run.record import RunRecord, RunState
+from dsv.run.result import result_text
 from dsv.run.series import Series
 from dsv.run.sweep import SweepView, grouped
 from dsv.values.json import Json, flattened
@@ -27,23 +26,6 @@ from dsv.values.units import format_bytes, format_count, format_duration
 def params_text(params: Mapping[str, Json]) -> str:
     """Return `lr=0.1 epochs=3`."""
     return " ".join(f"{name}={as_text(value)}" for name, value in params.items())
-
-
-def result_text(record: RunRecord) -> str:
-    """Return how a run ended, or its state."""
-    match record.state:
-        case RunState.ENDED:
-            if record.exit_code == 0 and record.end in (None, EndCause.EXITED):
-                return "ok" if record.hit_of is None else "hit"
-            return f"{cause_text(record) or 'failed'} ({record.exit_code})"
-        case RunState.NOT_LAUNCHED:
-            return f"not run ({record.exit_code})"
-        case RunState.CUT_OFF:
-            return "cut off"
-        case state if record.host != host_name():  # not checked here: that host may be down
-            return f"{state} on {record.host}"
-        case state:
-            return str(state)
 
 
 def state_text(view: RunView) -> str:
@@ -56,11 +38,6 @@ def _painted(result: str) -> Painted:
     failed = re.search(r"\(\d|cut off", result)
     good = re.fullmatch(r"([\d,]+ )?(ok|hit)", result)
     return Painted(result, Style.BAD if failed else Style.GOOD if good else "")
-
-
-def cause_text(record: RunRecord) -> str | None:
-    """Return why it ended, if the command itself was not the cause."""
-    return None if record.end in (None, EndCause.EXITED) else str(record.end).replace("-", " ")
 
 
 _SHORTENED = 16

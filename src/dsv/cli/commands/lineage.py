@@ -9,9 +9,10 @@ from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import ExitCode
 from dsv.cli.output import printable, shortened, to_item
-from dsv.cli.run_views import params_text, result_text
+from dsv.cli.run_views import params_text
 from dsv.run.lineage import Lineage, LineageEdge, LineageNode, RawChange
 from dsv.run.record import RunRecord
+from dsv.run.result import result_text
 from dsv.values.trailers import imported_from
 from dsv.values.units import format_bytes, format_count, format_duration
 

@@ -23,6 +23,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "ls": "List the files of a commit",
         "cat": "Print one file of a commit",
         "resolve": "Print the full commit id that a target names",
+        "site": "Write pages that show datasets, runs and caches in a browser",
         "datasets": "List what the store holds, or delete or rename a dataset",
         "put": "Add or replace files of a dataset, without a workspace",
         "rm": "Remove files and folders of a dataset, without a workspace",

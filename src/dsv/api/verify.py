@@ -492,7 +492,8 @@ def _ask_history(
 def _look_at_versions(context: Context, repository: Repository, done: ErasureStatus, *, purge: bool) -> None:
     found = _ask_history(context, repository, done)
     done.elsewhere.append(
-        "snapshots and backups of the store, and copies that dsv copy or other tools have made"
+        "snapshots and backups of the store, copies that dsv copy or other tools have made, and pages that dsv site "
+        "made before"
     )
     if found is None:
         return

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from dsv.api.context import Context
 from dsv.api.diff import Comparison, Side
 from dsv.api.diff import diff as compare
 from dsv.cli import differences as view
 from dsv.cli.call import Call
+from dsv.cli.commands.site import Html, write_page
 from dsv.cli.declare import PATHS, argument, command, option
 from dsv.cli.options import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item
@@ -58,6 +60,8 @@ def diff(
     text: bool = option("--text", "Show how texts below 1 MiB differ, line by line."),
     table: bool = option("--table", "Show how CSV, Parquet and Arrow files differ, row by row."),
     key: list[str] | None = option("--key COLUMN", "With --table: a column that identifies a row."),
+    html: Html = None,
+    markdown: bool = option("--markdown", "Sum up for a comment on a merge request."),
     everything: All = False,
     exit_code: ExitCode = False,
     jsonl: JsonLines = False,
@@ -73,6 +77,10 @@ def diff(
     one_of(stat=stat, text=text, table=table, name_only=name_only, name_status=name_status)
     one_of(json=call.json, jsonl=jsonl, name_only=name_only, name_status=name_status)
     one_of(dirs=dirs is not None, text=text, table=table, name_only=name_only, name_status=name_status)
+    for form, is_given in (("--html", html is not None), ("--markdown", markdown)):
+        if is_given:
+            call.takes_only(form, "a", "b", form[2:], "exit_code", "offline")
+            one_of(**{form[2:]: True, "json": call.json})
     shown = _Shown(text=text, table=table, key=tuple(key or ()))
     shown.check()
     if a is not None and b is None and ".." in a:
@@ -82,7 +90,11 @@ def diff(
     with call.context(offline=offline) as context:
         paths = dataset_paths(context, call.words, targets)
         with compare(context, targets[0], targets[1], paths) as comparison:
-            if call.json or jsonl:
+            if html is not None:
+                _write_page(call, context, comparison, html)
+            elif markdown:
+                _write_markdown(call, comparison)
+            elif call.json or jsonl:
                 _say(call, comparison)  # before the document: nothing is printed after it
                 _write_json(call, comparison, shown, lines=jsonl, summed=summed, dirs=dirs)
             elif name_only or name_status:
@@ -91,19 +103,42 @@ def diff(
             elif text or table:
                 _write_contents(call, comparison, shown)
             else:
-                whole_list = everything or not call.around.stdout_is_terminal
-                many = len(comparison.found.differences) > ON_SCREEN and not whole_list
-                if summed or many:
-                    view.write_folders(call, Summary(comparison.found.differences), dirs)
-                else:
-                    for difference in comparison.found.differences:
-                        call.out.line(view.line(difference, call.around.stdout_ink))
-                if many and not summed:
-                    call.say("dsv diff --all lists every path")
+                _write_paths(call, comparison, dirs, summed=summed, everything=everything)
             if not (call.json or jsonl):
                 _say(call, comparison)
             differs = comparison.found.differences or any(problem.data for problem in comparison.problems)
             return shown.exit_code or int(exit_code and bool(differs))
+
+
+def _write_markdown(call: Call, comparison: Comparison) -> None:
+    sides = _name(comparison.before), _name(comparison.after)
+    for line in view.markdown(comparison.found.differences, *sides):
+        call.out.line(line)
+
+
+def _write_paths(
+    call: Call, comparison: Comparison, dirs: int | None, *, summed: bool, everything: bool
+) -> None:
+    whole_list = everything or not call.around.stdout_is_terminal
+    many = len(comparison.found.differences) > ON_SCREEN and not whole_list
+    if summed or many:
+        view.write_folders(call, Summary(comparison.found.differences), dirs)
+    else:
+        for difference in comparison.found.differences:
+            call.out.line(view.line(difference, call.around.stdout_ink))
+    if many and not summed:
+        call.say("dsv diff --all lists every path")
+
+
+def _write_page(call: Call, context: Context, comparison: Comparison, file: str) -> None:
+    from dsv.site.differences import difference_of
+
+    before, after = comparison.before, comparison.after
+    if before.commit is None or after.commit is None or before.dataset != after.dataset or call.words:
+        hint = "dsv diff DATASET@A DATASET@B --html FILE"
+        raise UsageError("--html compares two whole commits of a dataset", subject="--html", hint=hint)
+    sides = before.dataset, before.commit, after.commit
+    write_page(call, context, file, [before.dataset], lambda source: difference_of(source, *sides))
 
 
 @dataclass(frozen=True, slots=True)

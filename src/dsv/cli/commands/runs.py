@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import sleep
+from typing import TYPE_CHECKING
 
 from dsv.api.context import Context
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
+from dsv.cli.commands.site import Html, write_page
 from dsv.cli.declare import argument, command, option
 from dsv.cli.options import one_of
 from dsv.cli.run_views import write_csv, write_curve, write_differences, write_key, write_one, write_table
@@ -20,6 +22,10 @@ from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.sweep import SweepView
 from dsv.values.names import DatasetName, Target
 from dsv.values.units import format_bytes, format_count, parse_duration
+
+if TYPE_CHECKING:
+    from dsv.site.blocks import Page
+    from dsv.site.source import Source
 
 SHOWN = 50
 """Runs in a table without a limit; JSON has all."""
@@ -54,6 +60,7 @@ def runs(
     reverse: bool = option("--reverse", "Reverse the order."),
     hits: bool = option("--hits", "Also runs for which nothing was run, as another had the result."),
     compare: bool = option("--compare", "Compare these runs, or those that a filter leaves."),
+    html: Html = None,
     as_csv: bool = option("--csv", "Write it as CSV, exact and with all columns."),
     once: bool = option("--once", "Show what is in the key of the run ID, and compute it again."),
     log: bool = option("--log", "Print the log of the run ID; of a very long one, head and tail."),
@@ -81,8 +88,8 @@ def runs(
     only = [what for what, it in asked_for.items() if it is not None]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
-    one_of(csv=as_csv, json=call.json)
-    if watch and (only or compare or as_csv or call.json):
+    one_of(csv=as_csv, json=call.json, html=html is not None)
+    if watch and (only or compare or as_csv or call.json or html):
         raise UsageError("--watch takes ids and filters alone", subject="--watch", hint="dsv runs --watch")
     most = None if ids or limit or call.json or compare or as_csv else SHOWN
     try:
@@ -94,12 +101,15 @@ def runs(
                 views = found.settle(asked[0])
                 if only:
                     return _answer(call, context, found, views[0].record)
-                _show(call, found, views, query, *asked[1:], each=bool(ids) and asked[1] is None)
+                if html is not None:
+                    _write_page(call, context, views, html, alone=len(ids) == 1)
+                else:
+                    _show(call, found, views, query, *asked[1:], each=bool(ids) and asked[1] is None)
                 if not watch or all(view.record.state.is_terminal for view in views):
                     return _tell_last_known(call, views)
                 _pause(call)
     except Unreachable as error:
-        if compare or as_csv or only or of:
+        if compare or as_csv or only or of or html:
             raise
         return _write_known_here(call, ids, of_dataset, query, error)
 
@@ -141,6 +151,17 @@ def _answer(call: Call, context: Context, found: Runs, record: RunRecord) -> int
     else:
         write_log(call, found, result)
     return 0
+
+
+def _write_page(call: Call, context: Context, views: list[RunView], file: str, *, alone: bool) -> None:
+    from dsv.site.runs import run_of, runs_of
+
+    one_of(html=True, compare=bool(call.params["compare"]))
+
+    def make(source: Source) -> Page:
+        return run_of(source, views[0], None) if alone and len(views) == 1 else runs_of(source, views)
+
+    write_page(call, context, file, list(dict.fromkeys(view.record.dataset for view in views)), make)
 
 
 def _tell_last_known(call: Call, views: list[RunView]) -> int:
@@ -217,7 +238,7 @@ def _write_known_here(
 
 
 def _write(call: Call, views: list[RunView], query: RunQuery, sweep: SweepView | None, *, each: bool) -> None:
-    """each: print all about each run instead of a table."""
+    """each: print all about each run instead of a table"""
     if call.json:
         call.items(view.item() for view in views)
     elif each:

@@ -7,9 +7,11 @@ from dsv.api.diff import show as read
 from dsv.cli import differences as view
 from dsv.cli.call import Call
 from dsv.cli.commands.log import COMMIT_KEYS, commit_lines
+from dsv.cli.commands.site import Html, write_page
 from dsv.cli.declare import command
 from dsv.cli.options import Offline, TargetOrBase, one_of
 from dsv.cli.output import printable, to_item
+from dsv.errors import UsageError
 from dsv.format.records import Erasure
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, rfc3339
@@ -34,6 +36,7 @@ def show(
     dirs: view.Dirs = None,
     name_only: view.NameOnly = False,
     name_status: view.NameStatus = False,
+    html: Html = None,
     offline: Offline = False,
 ) -> None:
     """Show a commit, or one file of it.
@@ -43,8 +46,20 @@ def show(
     """
     one_of(json=call.json, name_only=name_only, name_status=name_status)
     one_of(dirs=dirs is not None, name_only=name_only, name_status=name_status)
+    if html is not None:
+        call.takes_only("--html", "target", "html")
+        one_of(html=True, json=call.json)
     with call.context(offline=offline) as context, read(context, Target.parse(target)) as shown:
-        if name_only or name_status:
+        if html is not None:
+            from dsv.site.commits import commit_of
+
+            if shown.path is not None:
+                raise UsageError(
+                    "--html shows whole commits", subject="--html", hint=f"dsv show {target} without it"
+                )
+            at = shown.dataset, shown.id
+            write_page(call, context, html, [shown.dataset], lambda source: commit_of(source, *at))
+        elif name_only or name_status:
             for one in shown.differences:
                 call.out.line(view.name_status(one) if name_status else printable(one.path))
         elif call.json:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from textwrap import wrap
@@ -105,7 +106,8 @@ def demo(
 
     Makes a small dataset, syncs, changes and tags it, caches it, runs jobs on it and evicts it again; then lets old
     commits expire, copies the store, and repairs it: real commands with their real output, with a store and a cache
-    in a folder that is removed afterwards. It needs no network, and reads and writes nothing else of yours.
+    in a folder that is removed afterwards. It needs no network, and reads and writes nothing else of yours, except for
+    a folder with pages for a browser, which stays.
     """
     if call.around.stdout_is_terminal and not call.json:
         call.out.stream()
@@ -164,6 +166,12 @@ def take(
         steps.append((typed, output))
         for row in output.splitlines():
             show(row)
+    if find_spec("jinja2") is not None:
+        typed = f"dsv site {tempfile.mkdtemp(prefix='dsv-demo-pages-')}"
+        show("\n# All of this as pages for a browser, which stay:")
+        show(f"$ {typed}")
+        steps.append((typed, _run(typed, workspace, environ)))
+        show(steps[-1][1].rstrip())
     return steps
 
 

@@ -60,7 +60,7 @@ PROGRAMS = {
     PACKAGE / "cache/hold.py",
     PACKAGE / "run/engines/kubernetes/rendezvous.py",
     PACKAGE / "run/engines/reaper.py",
-    PACKAGE / "site/decode_process.py",
+    PACKAGE / "site/decoding.py",
     PACKAGE / "training/window.py",
     PACKAGE / "transfer/prefetch.py",
 }

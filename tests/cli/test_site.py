@@ -17,8 +17,7 @@ import pytest
 from PIL import Image
 
 from dsv.files.lock import Lock
-from dsv.site.decode_process import Order
-from dsv.site.decoding import Decoder
+from dsv.site.decoding import Decoder, Order
 from dsv.site.folder import visible
 from tests.kit.dsv import Dsv, assert_documented, write_files
 
@@ -267,8 +266,8 @@ def test_a_decoder_that_ends_is_started_anew(monkeypatch: pytest.MonkeyPatch) ->
         enormous = io.BytesIO()
         Image.new("RGB", (6_000, 6_000)).save(enormous, "PNG")
         assert "memory" in decoder.ask(Order("thumbnail", b"a.png", enormous.getvalue())).error
-        made = decoder.ask(Order("thumbnail", b"b.png", png())).thumbnail
-        assert made is not None and (made.width, made.height) == (8, 8)
+        made = decoder.ask(Order("thumbnail", b"b.png", png()))
+        assert made.small and Image.open(io.BytesIO(made.image)).size == (8, 8)
 
 
 @pytest.mark.parametrize("form", ["I;16", "RGBA", "P", "1", "F", "CMYK", "LA"])
@@ -277,8 +276,8 @@ def test_each_kind_of_image_has_a_thumbnail(form: str) -> None:
     Image.new(form, (300, 200)).save(out, "TIFF")
     with Decoder() as decoder:
         made = decoder.ask(Order("thumbnail", b"a.tif", out.getvalue()))
-    assert made.thumbnail is not None, made.error
-    assert Image.open(io.BytesIO(made.thumbnail.data)).size == (128, 85)
+    assert made.image, made.error
+    assert Image.open(io.BytesIO(made.image)).size == (128, 85)
 
 
 def test_what_turns_text_around_is_shown() -> None:
@@ -314,10 +313,14 @@ def test_markdown_of_a_difference(dsv: Dsv) -> None:
     write_files(dsv.cwd, {"a|b/`one`.txt": b"11", "<b>.txt": b"22"})
     dsv.ok("sync", "-m", "second")
     lines = dsv.ok("diff", "marks@main~1", "marks@main", "--markdown").lines
-    assert lines[0].endswith("**: 2 changed, 1 renamed; +2 B")
-    assert r"| `a\|b/` | 0 | 0 | 1 | 0 | 1 B |" in lines
-    assert lines[-3:] == [
-        "- changed `<b>.txt`", "- changed `` a|b/`one`.txt ``", "- renamed `c/old.txt` → `c/new.txt`"
+    assert lines[:3] == ["**2 changed, 1 renamed; +2 B**", "", "```"]
+    assert lines[-4:] == [
+        "changed   <b>.txt  1 B -> 2 B", "changed   a|b/`one`.txt  1 B -> 2 B", "renamed   c/old.txt => c/new.txt", "```"
+    ]  # fmt: skip
+    (dsv.cwd / "c/new.txt").rename(dsv.cwd / "c/```.txt")
+    dsv.ok("sync", "-m", "third")
+    assert dsv.ok("diff", "marks@main~1", "marks@main", "--markdown").lines[-2:] == [
+        "renamed   c/new.txt => c/```.txt", "````"
     ]  # fmt: skip
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from dsv.cli.declare import option, whole
@@ -33,42 +32,6 @@ SUM_KEYS = "added removed changed renamed net_bytes"
 Dirs = Annotated[int | None, option("--dirs DEPTH", "Sum up folders to this depth.", parser=whole(0))]
 NameOnly = Annotated[bool, option("--name-only", "Print the paths alone.")]
 NameStatus = Annotated[bool, option("--name-status", "Print git's letters (A D M R T) and the paths.")]
-
-
-_LISTED = 50
-
-
-def markdown(differences: Sequence[Difference], before: str, after: str) -> Iterator[str]:
-    """Yield Markdown of two commits: sums by folder, and the first paths."""
-    from dsv.diff.paths import Summary
-
-    summary = Summary(differences)
-    yield f"**{_code(before)} → {_code(after)}**: {counts(summary.total)}"
-    rows = summary.by_folder(most=_LISTED) if differences else []
-    if rows:
-        yield from (
-            "",
-            "| folder | added | removed | changed | renamed | net size |",
-            "|---|---:|---:|---:|---:|---:|",
-        )
-    for row in rows:
-        sums, folder = row.sums, "all others" if row.folder == OTHERS else _code(printable(row.folder))
-        folder = folder.replace("|", "\\|")
-        numbers = (f"{count:,}" for count in (sums.added, sums.removed, sums.changed, sums.renamed))
-        yield f"| {folder} | {' | '.join(numbers)} | {format_bytes(sums.net_bytes)} |"
-    yield ""
-    for difference in differences[:_LISTED]:
-        is_renamed = difference.what is What.RENAMED and difference.old_path is not None
-        old = f"{_code(printable(difference.old_path or b''))} → " if is_renamed else ""
-        yield f"- {difference.what.value} {old}{_code(printable(difference.path))}"
-    if len(differences) > _LISTED:
-        yield f"- and {len(differences) - _LISTED:,} more"
-
-
-def _code(text: str) -> str:
-    """Return a text as code, in which nothing is markup."""
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
 
 
 def name_status(one: Difference) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable
 
 import msgspec
 from blake3 import blake3
 
-from dsv.run.record import RunRecord
-from dsv.values.ids import CommitId, Id
+from dsv.values.ids import Id
 from dsv.values.names import DatasetName
 from dsv.values.paths import show
 from dsv.values.units import format_bytes, format_duration, utc
@@ -19,43 +17,26 @@ LONGEST_CELL, ROWS = 200, 1_000
 INDEX, RUNS, CACHES = "index.html", "runs.html", "caches.html"
 
 
-def dataset_page(dataset: DatasetName, *more: str) -> str:
-    """Two names may differ in case alone, or in a slash: so part of a hash is in the page's name."""
+def page_of(dataset: DatasetName, *ids: object) -> str:
+    """Return the name of a page. ids: of a commit, of two, of a commit and `lineage`, or `run` and the id of a run.
+    Names of datasets may differ in case alone, or in a slash: so part of a hash is in it."""
     plain = "".join(letter if letter.isalnum() else "-" for letter in str(dataset).lower())[:40]
-    return f"pages/{'-'.join((plain, blake3(str(dataset).encode()).hexdigest()[:8], *more))}.html"
+    words = plain, blake3(str(dataset).encode()).hexdigest()[:8], *(str(part)[:32] for part in ids)
+    return f"pages/{'-'.join(words)}.html"
 
 
-def commit_page(dataset: DatasetName, commit: CommitId) -> str:
-    return dataset_page(dataset, commit.hex()[:16])
+def image_of(file_id: Id) -> str:
+    """Return how the name of a thumbnail begins; it ends in `-small.webp` if the image is hardly larger, or `.webp`."""
+    return f"images/{file_id.hex()[:32]}"
 
 
-def difference_page(dataset: DatasetName, before: CommitId, after: CommitId) -> str:
-    return dataset_page(dataset, before.hex()[:16], after.hex()[:16])
+class Shape(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A path of SVG, or a text at a place, in pixels. look: its class."""
 
-
-def lineage_page(dataset: DatasetName, commit: CommitId) -> str:
-    return dataset_page(dataset, commit.hex()[:16], "lineage")
-
-
-def run_page(record: RunRecord) -> str:
-    return dataset_page(record.dataset, "run", record.run)
-
-
-def image_file(file_id: Id, *, small: bool) -> str:
-    """small: the image is shown larger than it is."""
-    return f"images/{file_id.hex()[:32]}{'-small' if small else ''}.webp"
-
-
-class SvgShape(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of a drawing, in its pixels. kind: the element of SVG. look: its class."""
-
-    kind: Literal["path", "rect", "circle", "text"]
-    look: str = ""
+    look: str
+    path: str = ""
     x: float = 0
     y: float = 0
-    width: float = 0
-    height: float = 0
-    path: str = ""
     text: str = ""
     page: str | None = None
 
@@ -66,91 +47,54 @@ class Drawing(msgspec.Struct, frozen=True):
     label: str
     width: float
     height: float
-    shapes: tuple[SvgShape, ...]
+    shapes: tuple[Shape, ...]
     look: str = "small"
-
-    @property
-    def links(self) -> bool:
-        return any(shape.page for shape in self.shapes)
 
 
 class Cell(msgspec.Struct, frozen=True, omit_defaults=True):
-    """page: the one to which the text leads. sort: the number by which the script sorts, such as bytes or seconds; None
-    to sort by the text."""
+    """A text, also a line of text, the head of a column, or the name of an image.
+
+    page: where it leads. sort: the number by which the script sorts; None to sort by the text. image: a file of
+    `images/`; "" if there should be one. more: further texts and links beside it.
+    """
 
     text: str
     page: str | None = None
     sort: float | None = None
     look: str = ""
     drawing: Drawing | None = None
+    image: str | None = None
     more: tuple[Cell, ...] = ()
-    """Further texts and links beside it."""
 
 
-class TableColumn(msgspec.Struct, frozen=True):
-    """optional: the script may hide it."""
-
-    title: str
-    number: bool = False
-    optional: bool = False
-
-
-class Picture(msgspec.Struct, frozen=True):
-    """An image of `images/`; without a file, the note says why there is none. pixelated: it is shown enlarged."""
-
-    name: str
-    note: str
-    file: str | None = None
-    pixelated: bool = False
-
-
-class Line(msgspec.Struct, frozen=True):
-    text: str
-    look: str = ""
+Row = tuple[Cell, ...]
+Value = Cell | str | float | None
 
 
 class Block(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of a page. kind: `table`, `history`, `facts` (rows of two cells), `plots`, `pictures` or `text`."""
+    """A part of a page. kind: `table`, `history`, `facts` (rows of two cells), `plots`, `pictures` (those of a row are
+    beside each other) or `text`. total: of all rows that there are."""
 
     kind: str
     title: str
+    rows: tuple[Row, ...] = ()
     note: str = ""
-    columns: tuple[TableColumn, ...] = ()
-    rows: tuple[tuple[Cell, ...], ...] = ()
+    columns: Row = ()
     total: int = 0
-    """All rows that there are."""
     what: str = ""
     filters: bool = False
-    drawings: tuple[Drawing, ...] = ()
-    pictures: tuple[tuple[Picture, ...], ...] = ()
-    """Those of a tuple are shown beside each other."""
-    lines: tuple[Line, ...] = ()
-
-
-Head = str | TableColumn
-Fact = tuple[str, Cell | str]
 
 
 class Page(msgspec.Struct, frozen=True):
-    """above: the pages that lead here. notes: what is wrong, or left out. broken: something could not be read, so it is
-    made anew the next time."""
+    """above: the pages that lead here. notes: what is wrong. broken: something could not be read, so it is made anew
+    the next time."""
 
     title: str
-    blocks: tuple[Block, ...]
-    above: tuple[Cell, ...] = ()
+    blocks: list[Block]
+    above: Row = ()
     under: str = ""
     notes: tuple[str, ...] = ()
     broken: bool = False
-
-    @property
-    def images(self) -> list[str]:
-        return [
-            picture.file
-            for block in self.blocks
-            for pair in block.pictures
-            for picture in pair
-            if picture.file
-        ]
 
 
 def name(path: bytes | str) -> str:
@@ -164,59 +108,55 @@ def cut(text: str, most: int = LONGEST_CELL) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def first_line(message: str) -> str:
-    return cut(message.partition("\n")[0], 90)
+def cells(*values: Value) -> Row:
+    """Return a row of a table: numbers have commas, and None is a dash."""
+    texts = (Cell(cut(value)) if isinstance(value, str) else value for value in values)
+    return tuple(value if isinstance(value, Cell) else number(value) for value in texts)
 
 
-def cells(*values: Cell | str | float | None) -> tuple[Cell, ...]:
-    return tuple(
-        value if isinstance(value, Cell) else Cell(cut(value)) if isinstance(value, str) else number(value)
-        for value in values
-    )
-
-
-def number(value: float | None) -> Cell:
-    return Cell("–") if value is None else Cell(f"{value:,}", sort=value)
+def number(value: float | None, text: str = "", look: str = "") -> Cell:
+    return Cell("–") if value is None else Cell(text or f"{value:,}", sort=value, look=look)
 
 
 def size(count: int | None) -> Cell:
-    return Cell("–") if count is None else Cell(format_bytes(count), sort=count)
+    return number(count, format_bytes(count or 0))
 
 
 def took(seconds: float | None) -> Cell:
-    return Cell("–") if seconds is None else Cell(format_duration(seconds), sort=seconds)
+    return number(seconds, format_duration(seconds or 0))
 
 
 def when(time_ms: float | None) -> Cell:
-    return Cell("–") if time_ms is None else Cell(f"{utc(time_ms):%Y-%m-%d %H:%M}", sort=time_ms, look="time")
+    return number(time_ms, f"{utc(time_ms or 0):%Y-%m-%d %H:%M}", "time")
 
 
-def _column(title: Head) -> TableColumn:
-    """Return the column of a title that ends in `>` for numbers, and in `?` if the script may hide it."""
-    if isinstance(title, TableColumn):  # of a user's words
-        return title
-    return TableColumn(title.rstrip(">?"), ">" in title, title.endswith("?"))
-
-
-def table(title: str, heads: Sequence[Head], rows: Iterable[tuple[Cell, ...]], what: str,
-          total: int | None = None, note: str = "", filters: bool = False, kind: str = "table") -> Block:  # fmt: skip
-    """total: of all rows, if these are not all. At most `ROWS` are shown."""
-    listed = tuple(rows)
+def table(title: str, heads: Iterable[Cell | str], rows: Iterable[Row], what: str, *, total: int | None = None,
+          note: str = "", filters: bool = False, kind: str = "table") -> Block:  # fmt: skip
+    """heads: a text ends in `>` for numbers, and in `?` if the script may hide the column; a Cell is of a user's words.
+    total: of all rows, if these are not all. At most `ROWS` are shown."""
+    listed, looks = tuple(rows), {">": "number", "?": "optional"}
+    columns = (
+        Cell(head.rstrip(">?"), look=looks.get(head[-1:], "")) if isinstance(head, str) else head
+        for head in heads
+    )
     every = len(listed) if total is None else total
-    return Block(kind, title, note, tuple(map(_column, heads)), listed[:ROWS], every, what, filters)
+    return Block(kind, title, listed[:ROWS], note, tuple(columns), every, what, filters)
 
 
-def facts(title: str, rows: Iterable[Fact]) -> Block:
-    return Block("facts", title, rows=tuple(cells(*row) for row in rows))
+def facts(title: str, rows: Iterable[tuple[str, Value]]) -> Block:
+    return Block("facts", title, tuple(cells(*row) for row in rows))
 
 
-def plots(title: str, drawings: Sequence[Drawing], note: str = "") -> Block:
-    return Block("plots", title, note, drawings=tuple(drawings))
+def plots(title: str, drawings: Iterable[Drawing], note: str = "") -> Block:
+    return Block("plots", title, tuple((Cell("", drawing=drawing),) for drawing in drawings), note)
 
 
-def text(title: str, lines: Iterable[Line] = (), note: str = "") -> Block:
-    return Block("text", title, note, lines=tuple(lines))
+def text(title: str, lines: Iterable[str] = (), note: str = "", looks: dict[str, str] | None = None) -> Block:
+    """looks: of lines by their first character."""
+    return Block(
+        "text", title, tuple((Cell(cut(line), look=(looks or {}).get(line[:1], "")),) for line in lines), note
+    )
 
 
-def command(*lines: str) -> Block:
-    return text("To type", [Line(f"$ {line}") for line in lines])
+def left_out(shown: int, every: int, what: str) -> list[Block]:
+    return [text(f"More {what}", note=f"{shown:,} of {every:,} {what} are shown")] if shown < every else []

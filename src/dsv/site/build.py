@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from dsv.api.cached import cached
 from dsv.api.context import Context
-from dsv.api.evict import evict
 from dsv.api.runs import open_runs
-from dsv.api.space import usage
 from dsv.errors import DsvError, IntegrityError, NotFound
-from dsv.run.lineage import Lineage
-from dsv.site import blocks as show
-from dsv.site.blocks import Page
-from dsv.site.commits import commit_of
+from dsv.site.blocks import CACHES, INDEX, RUNS, Page, page_of
+from dsv.site.contents import commit_of, difference_of
 from dsv.site.decoding import Decoder
-from dsv.site.differences import difference_of
-from dsv.site.folder import MOST_FILES, Images, Renderer, SiteFolder
+from dsv.site.folder import Images, Renderer, SiteFolder
 from dsv.site.overviews import caches_of, dataset_of, lineage_of, lineages_of, overview_of
-from dsv.site.runs import beside, run_of, runs_of
-from dsv.site.source import Source
+from dsv.site.runs import before, run_of, runs_of
+from dsv.site.source import MOST_FILES, Source
 from dsv.values.ids import CommitId
-from dsv.values.names import DatasetName
+from dsv.values.names import MAIN, DatasetName
 
 _MOST_LINEAGES = 200
-Pair = tuple[DatasetName, CommitId, CommitId]
+Makers = dict[str, Callable[..., Page]]
+Plan = dict[str, tuple[Callable[[], Page], object]]
+"""How each page is made, and a key: all on which it depends; None for the page itself, which is made quickly."""
 
 
 class MadeSite(msgspec.Struct, frozen=True):
@@ -45,38 +40,40 @@ class MadeSite(msgspec.Struct, frozen=True):
     problems: tuple[DsvError, ...] = ()
 
 
-class PlannedPage(NamedTuple):
-    """A page that can be made. key: all on which it depends; None for the page itself, which is made quickly."""
+def open_source(stack: ExitStack, context: Context, environ: Mapping[str, str], folder: SiteFolder | Images,
+                datasets: Sequence[DatasetName]) -> Source:  # fmt: skip
+    """Return what pages of these datasets (none: of all) are made from, as long as the stack is open."""
+    runs, decoder = stack.enter_context(open_runs(context, environ)), stack.enter_context(Decoder())
+    return Source(context, runs, folder, decoder, datasets)
 
-    make: Callable[[], Page]
-    key: object = None
 
-
-def plan(source: Source) -> dict[str, PlannedPage]:
+def plan(source: Source) -> Plan:
     """Return all pages of a site. Links lead to these."""
     pairs = list(islice(dict.fromkeys(_pairs(source)), (MOST_FILES - len(source.planned)) // 4))
-    source.planned |= {show.difference_page(*pair) for pair in pairs}
-    lineages, pages, before = _lineages(source), dict[str, PlannedPage](), beside(source.runs)
-    source.planned |= {show.lineage_page(*commit) for commit in lineages}
+    named = [
+        (of.dataset, commit)
+        for of in source.histories.values()
+        for commit in of.names
+        if commit in of.commits
+    ]
+    lineages = {commit: lineages_of(source, *commit) for commit in named[:_MOST_LINEAGES]}
+    lineages = {commit: graphs for commit, graphs in lineages.items() if any(graph.edges for graph in graphs)}
+    source.planned |= {page_of(*ids) for ids in (*pairs, *((*commit, "lineage") for commit in lineages))}
+    pages: Plan = {}
     for commit in source.commits:
-        pages[show.commit_page(*commit)] = PlannedPage(
-            partial(commit_of, source, *commit), _key_of(source, *commit)
-        )
+        pages[page_of(*commit)] = partial(commit_of, source, *commit), _key_of(source, *commit)
     for pair in pairs:
-        key = ("difference", *pair, [_key_of(source, pair[0], commit) for commit in pair[1:]])
-        pages[show.difference_page(*pair)] = PlannedPage(partial(difference_of, source, *pair), key)
+        key = [_key_of(source, pair[0], commit) for commit in pair[1:]]
+        pages[page_of(*pair)] = partial(difference_of, source, *pair), key
     for commit, both in lineages.items():
-        pages[show.lineage_page(*commit)] = PlannedPage(partial(lineage_of, source, *commit, both))
+        pages[page_of(*commit, "lineage")] = partial(lineage_of, source, *commit, both), None
     for of in source.histories.values():
-        pages[show.dataset_page(of.dataset)] = PlannedPage(partial(dataset_of, source, of))
-    for view in source.runs:
-        path = show.run_page(view.record)
-        pages[path] = PlannedPage(partial(run_of, source, view, before.get(path)))
-    pages[show.RUNS] = PlannedPage(partial(runs_of, source))
-    pages[show.CACHES] = PlannedPage(partial(_caches, source))
-    pages[show.INDEX] = PlannedPage(
-        lambda: overview_of(source, usage(source.context, list(map(str, source.only))))
-    )
+        pages[page_of(of.dataset)] = partial(dataset_of, source, of), None
+    for view, other in before(source.runs):
+        path = page_of(view.record.dataset, "run", view.record.run)
+        pages[path] = partial(run_of, source, view, other), None
+    for path, make in ((RUNS, runs_of), (CACHES, caches_of), (INDEX, overview_of)):
+        pages[path] = partial(make, source), None
     return pages
 
 
@@ -85,15 +82,13 @@ def make_site(
 ) -> MadeSite:
     """Write the pages of these datasets (none: of all) into a folder. Raises `Conflict` if that has other files, and
     `NotFound` for a dataset that does not exist."""
-    renderer = Renderer()
-    with open_runs(context, environ) as opened, Decoder() as decoder:
-        folder = SiteFolder(root, renderer)
-        with folder.lock:
-            source = Source(context, opened, folder, decoder, only)
-            for path, planned in plan(source).items():
-                folder.page(path, partial(_tried, source, planned.make), planned.key)
-            folder.finish()
-        problems, index = tuple(source.problems), root / show.INDEX
+    folder = SiteFolder(root, Renderer())
+    with folder.lock, ExitStack() as stack:
+        source = open_source(stack, context, environ, folder, only)
+        for path, (make, key) in plan(source).items():
+            folder.page(path, partial(_tried, source, make), key)
+        folder.finish()
+        problems, index = tuple(source.problems), root / INDEX
         return MadeSite(index, len(folder.pages), folder.written, folder.removed, problems)
 
 
@@ -104,77 +99,42 @@ def _tried(source: Source, make: Callable[[], Page]) -> Page:
         page = make()
     except (IntegrityError, NotFound) as error:
         source.problems.append(error)
-        page = Page("This page can't be made", (), notes=(error.message,))
+        page = Page("This page can't be made", [], notes=(error.message,))
     return replace(page, broken=len(source.problems) > known)
 
 
 def one_page(
-    context: Context,
-    environ: Mapping[str, str],
-    datasets: Sequence[DatasetName],
-    make: Callable[[Source], Page],
+    context: Context, environ: Mapping[str, str], datasets: Sequence[DatasetName], kind: str, *about: object
 ) -> bytes:
-    """Return a page as one file, which leads nowhere. datasets: those that it is about."""
-    renderer = Renderer()
-    with open_runs(context, environ) as opened, Decoder() as decoder:
-        images = Images()
-        source = Source(context, opened, images, decoder, datasets)
+    """Return the page of a `commit`, a `difference`, a `run` or of `runs` as one file, which leads nowhere."""
+    makers: Makers = {"commit": commit_of, "difference": difference_of, "run": run_of, "runs": runs_of}
+    renderer, images = Renderer(), Images()
+    with ExitStack() as stack:
+        source = open_source(stack, context, environ, images, datasets)
         source.planned.clear()
-        return renderer.one_file(make(source), images)
+        return renderer.one_file(makers[kind](source, *about), images)
 
 
 def _key_of(source: Source, dataset: DatasetName, commit: CommitId) -> object:
-    """Return all on which the page of a commit depends: its content does not change."""
+    """Return all on which the page of a commit depends: its content does not change, but may be erased, damaged or
+    repaired."""
     kept, record = source.parent(dataset, commit), source.objects.commit(commit)
-    pages = [show.commit_page(dataset, shown) for shown in (commit, *record.parents)] + [
-        show.lineage_page(dataset, commit)
-    ]
-    pages += [] if kept is None else [show.difference_page(dataset, kept, commit)]
+    ids = [(commit,), (commit, "lineage"), (kept or "", commit), *((parent,) for parent in record.parents)]
+    links = sorted(source.planned & {page_of(dataset, *each) for each in ids})
     runs = [(view.record.run, view.record.state) for view in source.runs_on.get(commit, ())]
-    names = source.histories[dataset].names.get(commit, [])
-    return commit, names, sorted(source.planned.intersection(pages)), runs, source.state()
+    state = len(source.objects.erasures.known), None if source.damage is None else source.damage.nonce.hex()
+    return commit, source.names(dataset, commit), links, runs, state
 
 
-def _pairs(source: Source) -> Iterator[Pair]:
+def _pairs(source: Source) -> Iterator[tuple[DatasetName, CommitId, CommitId]]:
     """Yield what to compare: each tag with the one before it, `main` with the last tag, each commit with its parent."""
     for of in source.histories.values():
-        tagged = {
-            value.commit
-            for _, value in of.tags
-            if value.commit in of.commits and not of.is_freed(value.commit)
-        }
+        tagged = set(of.with_content(value.commit for _, value in of.tags))
         line = sorted(tagged, key=lambda commit: of.commits[commit].time_ms)
-        if of.main is not None and of.main not in tagged and not of.is_freed(of.main):
-            line.append(of.main)
+        mains = [head.commit for head in of.heads if head.branch == MAIN and head.commit]
+        line += [commit for commit in of.with_content(mains) if commit not in tagged]
         yield from ((of.dataset, *pair) for pair in pairwise(line))
     for dataset, commit in source.commits:
         parent = source.parent(dataset, commit)
         if parent is not None:
             yield dataset, parent, commit
-
-
-def _lineages(source: Source) -> dict[tuple[DatasetName, CommitId], tuple[Lineage, Lineage]]:
-    """Return the lineage of the named commits that have one."""
-    named = [
-        (of.dataset, commit)
-        for of in source.histories.values()
-        for commit in of.names
-        if commit in of.commits
-    ]
-    both = {commit: lineages_of(source, *commit) for commit in named[:_MOST_LINEAGES]}
-    return {commit: graphs for commit, graphs in both.items() if any(graph.edges for graph in graphs)}
-
-
-def _caches(source: Source) -> Page:
-    """Return the page of the cache in effect, and of the others that the settings name."""
-    settings, reports, errors = source.context.settings, [], list[str]()
-    paths = {settings.cache().path: None}
-    for name in settings.names("caches"):
-        with suppress(DsvError):
-            paths[settings.cache(name).path] = None
-    for path in paths:
-        try:
-            reports.append((cached(path), evict(source.context, path, dry_run=True)))
-        except DsvError as error:
-            errors.append(error.message)
-    return caches_of(source, reports, errors)

@@ -1,79 +1,252 @@
-"""Has images and tables decoded by a process of their own, which is started anew if one of them ends it."""
+"""Decodes what datasets hold, images and tables, in a process of its own.
+
+Its memory and time are limited, it can write no file, and what goes wrong in it ends it alone: the next order starts
+another one.
+"""
 
 from __future__ import annotations
 
-import os
-import select
+import io
+import math
+import resource
 import struct
 import subprocess
-import time
+import sys
+from collections import Counter
 from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
+from threading import Timer
+from typing import Any, Final
 
 import msgspec
 
-from dsv.files.process import start_program
-from dsv.site.decode_process import READY, Answer, Order
+from dsv.diff.tables import diff_tables, shown, table_format
+from dsv.errors import UsageError
+from dsv.files.process import read_order, start_program
+from dsv.site import blocks as show
+from dsv.site import drawings
+from dsv.site.blocks import Block, Cell, cells, cut, name
+from dsv.values.units import format_bytes
 
-_MEMORY = 2 << 30
+SIDE: Final = 128
+"""Pixels of a thumbnail."""
+MOST_GROUP: Final = 64 << 20
+"""Bytes of a row group of Parquet that is read."""
+_MEMORY: Final = 2 << 30
 """Bytes of addresses: the libraries take most of them, and no memory for it."""
 _SECONDS, _MOST_ANSWER = 20.0, 16 << 20
+_MOST_PIXELS, _COLUMNS, _ROWS, _COUNTED, _BINS = 40_000_000, 40, 10, 100_000, 12
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_LENGTH = struct.Struct(">Q")
+
+
+class Order(msgspec.Struct):
+    """what: `thumbnail`, `head` of a table, or `difference` of two. data: of the file, or the beginning of `whole`
+    bytes. after: of its later version."""
+
+    what: str
+    path: bytes
+    data: bytes
+    whole: int = 0
+    after: bytes = b""
+
+
+class Answer(msgspec.Struct):
+    """image: a thumbnail; small: of an image that is hardly larger."""
+
+    blocks: list[Block] = []
+    image: bytes = b""
+    small: bool = False
+    error: str = ""
 
 
 class Decoder(AbstractContextManager["Decoder"]):
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._has = {
-            "thumbnail": find_spec("PIL"),
-            "head": find_spec("pyarrow"),
-            "difference": find_spec("pyarrow"),
-        }
+    """The process, from the first order on."""
+
+    _process: subprocess.Popen[bytes] | None = None
 
     def ask(self, order: Order) -> Answer:
-        if self._has[order.what] is None:
-            return Answer(error=f"{'Pillow' if order.what == 'thumbnail' else 'pyarrow'} is not installed")
+        library = "PIL" if order.what == "thumbnail" else "pyarrow"
+        if find_spec(library) is None:
+            return Answer(error=f"{library} is not installed")
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        process, known = (
+            self._process or start_program("dsv.site.decoding", _MEMORY, **options),
+            self._process,
+        )
+        self._process, sent = process, msgspec.msgpack.encode(order)
+        assert process.stdin is not None and process.stdout is not None
+        watch = Timer(_SECONDS, process.kill)
+        watch.start()
         try:
-            process, sent = self._started(), msgspec.msgpack.encode(order)
-            assert process.stdin is not None
-            process.stdin.write(struct.pack(">Q", len(sent)) + sent)
+            if known is None:
+                process.stdout.read(1)  # it is ready: what came before was read together with its first order
+            process.stdin.write(_LENGTH.pack(len(sent)) + sent)
             process.stdin.flush()
-            deadline = time.monotonic() + _SECONDS
-            (length,) = struct.unpack(">Q", self._read(8, deadline))
-            if length > _MOST_ANSWER:
-                raise EOFError
-            return msgspec.msgpack.decode(self._read(length, deadline), type=Answer)
-        except (TimeoutError, EOFError, OSError, msgspec.DecodeError):
-            self._end()
+            (length,) = _LENGTH.unpack(process.stdout.read(_LENGTH.size))
+            answer = process.stdout.read(min(length, _MOST_ANSWER))
+            return msgspec.msgpack.decode(answer, type=Answer)
+        except (OSError, struct.error, msgspec.DecodeError):
+            self.__exit__()
             return Answer(error="it takes too much memory or time")
+        finally:
+            watch.cancel()
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            quiet, limits = subprocess.DEVNULL, (_MEMORY, _SECONDS)
-            self._process = start_program(
-                "dsv.site.decode_process", limits, stdout=subprocess.PIPE, stderr=quiet
-            )
-            self._read(len(READY), time.monotonic() + _SECONDS)
-        return self._process
-
-    def _read(self, length: int, deadline: float) -> bytes:
-        """Raises `TimeoutError`, and `EOFError` if the process has ended."""
-        assert self._process is not None and self._process.stdout is not None
-        descriptor, data = self._process.stdout.fileno(), bytearray()
-        while len(data) < length:
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise TimeoutError
-            piece = os.read(descriptor, length - len(data))
-            if not piece:
-                raise EOFError
-            data += piece
-        return bytes(data)
-
-    def _end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             with suppress(OSError):  # what it did not read is still to be sent
                 process.communicate()
 
-    def __exit__(self, *_: object) -> None:
-        self._end()
+
+def _thumbnail(data: bytes) -> Answer:
+    from PIL import Image, ImageOps
+
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        wide, high = image.size
+        if wide * high > _MOST_PIXELS:
+            raise ValueError(f"it has {wide:,} × {high:,} pixels")
+        image.draft("RGB", (2 * SIDE, 2 * SIDE))
+        made: Any = ImageOps.exif_transpose(image)
+        if made.mode.startswith(
+            ("I", "F")
+        ):  # one channel of 16 or 32 bits: from the darkest to the brightest
+            low, top = made.getextrema()
+            scale = 255 / ((top - low) or 1)
+            made = made.convert("F").point(lambda value: value * scale - low * scale)
+        made = made.convert("RGBA" if "transparency" in made.info or "A" in made.getbands() else "RGB")
+        made.thumbnail((SIDE, SIDE))
+        out = io.BytesIO()
+        made.save(out, "WEBP", quality=80, lossless=max(wide, high) <= SIDE)
+    return Answer(image=out.getvalue(), small=max(wide, high) <= SIDE // 2)
+
+
+def _csv_options(path: bytes) -> Any:
+    from pyarrow import csv
+
+    return csv.ParseOptions(delimiter="\t" if table_format(path) == "tsv" else ",", newlines_in_values=True)
+
+
+def _head(order: Order) -> list[Block]:
+    import pyarrow
+    from pyarrow import csv, parquet
+
+    is_cut, path = len(order.data) < order.whole, name(order.path)
+    if table_format(order.path) == "parquet":
+        file = parquet.ParquetFile(pyarrow.BufferReader(order.data))
+        names, total = file.schema_arrow.names, file.metadata.num_rows
+        small = file.num_row_groups and file.metadata.row_group(0).total_byte_size <= MOST_GROUP
+        read = file.read_row_group(0, columns=names[:_COLUMNS]) if small else file.schema_arrow.empty_table()
+    else:
+        data = order.data[: order.data.rfind(b"\n") + 1] if is_cut else order.data
+        nulls, options = csv.ConvertOptions(strings_can_be_null=True), _csv_options(order.path)
+        read = csv.read_csv(pyarrow.BufferReader(data), parse_options=options, convert_options=nulls)
+        names, total = read.schema.names, None if is_cut else read.num_rows
+    read = read.slice(0, _COUNTED)
+    columns = list(zip(read.schema, read.columns, strict=True))[:_COLUMNS]
+    about = [
+        cells(field.name, str(field.type), column.null_count, _values(column)) for field, column in columns
+    ]
+    rows = [cells(*(_cell(column[row]) for _, column in columns)) for row in range(min(_ROWS, len(read)))]
+    note = f"Counted in {len(read):,}{'' if total is None else f' of {total:,}'} rows"
+    note += f" (the first {format_bytes(len(order.data))} of {format_bytes(order.whole)})" if is_cut else ""
+    heads = ("column", "kind", "missing>", "values")
+    return [
+        show.table(f"Table {path}", heads, about, "columns", total=len(names), note=note),
+        show.table(f"First rows of {path}", cells(*(field.name for field, _ in columns)), rows, "rows",
+                   total=total or len(read)),
+    ]  # fmt: skip
+
+
+def _cell(cell: Any) -> str:
+    value = shown(cell)
+    return "" if value is None else cut(f"{value:.6g}" if isinstance(value, float) else str(value))
+
+
+def _values(column: Any) -> Cell:
+    """Return the range of a column, or the values if they are few, with a histogram."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    kind, is_whole, about, bars = column.type, types.is_integer(column.type), "", list[int]()
+    try:
+        if is_whole or types.is_floating(kind) or types.is_temporal(kind):
+            ends = compute.min_max(column)
+            about = f"{_cell(ends['min'])} to {_cell(ends['max'])}" if ends["min"].is_valid else ""
+            plain = column.cast(f"int{kind.bit_width}") if types.is_temporal(kind) else column
+            values = [value for value in plain.drop_null().to_pylist() if math.isfinite(value)]
+            low, span = min(values), max(values) - min(values)
+            few = is_whole and span < _BINS  # a bar for each value
+            bins = span + 1 if few else _BINS
+            counts = Counter(min(int((value - low) * bins / (span + few or 1)), bins - 1) for value in values)
+            bars = [counts[at] for at in range(bins)]
+        else:
+            rows = compute.value_counts(column.drop_null())
+            about = f"{len(rows):,} different values"
+            if 0 < len(rows) <= _BINS:
+                pairs = sorted(((row["counts"].as_py(), _cell(row["values"])) for row in rows), reverse=True)
+                about, bars = ", ".join(f"{value} {n:,}" for n, value in pairs), [n for n, _ in pairs]
+    except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
+        pass  # no value, or a kind without an order
+    return Cell(cut(about, 120), drawing=drawings.bars(bars) if bars else None)
+
+
+def _difference(order: Order) -> Block:
+    """Rows are told apart by the first column, if its values name them; else equal rows are the same row."""
+    import pyarrow
+    from pyarrow import csv, parquet
+
+    opened, names = pyarrow.BufferReader(order.after), list[str]()
+    if table_format(order.path) == "parquet":
+        names = parquet.read_schema(opened).names
+    else:
+        names = csv.open_csv(opened, parse_options=_csv_options(order.path)).schema.names
+    try:
+        table = diff_tables(order.path, order.data, order.after, names[:1])
+    except UsageError:
+        table = diff_tables(order.path, order.data, order.after)
+    note = f"rows: {table.rows_added:,} added, {table.rows_removed:,} removed, {table.rows_changed:,} changed"
+    for change in ("added", "removed", "retyped"):
+        columns = getattr(table, f"columns_{change}")
+        note += f"; columns {change}: {', '.join(columns)}" if columns else ""
+    rows = []
+    for row in table.rows[:_ROWS]:
+        changed = [f"{column}: {old} → {new}" for column, (old, new) in (row.cells or {}).items()]
+        values = [f"{column}: {value}" for column, value in (row.before or row.after or {}).items()]
+        key = ", ".join(str(value) for value in row.key.values()) if changed else ""
+        rows.append(cells(Cell(row.change, look=row.change), cut(key, 60), "; ".join(changed or values)))
+    total, heads = table.rows_added + table.rows_removed + table.rows_changed, ("change", "row", "values")
+    return show.table(f"Table {name(order.path)}", heads, rows, "rows", total=total, note=cut(note, 1_000))
+
+
+def _answered(order: Order) -> Answer:
+    try:
+        if order.what == "thumbnail":
+            return _thumbnail(order.data)
+        return Answer(_head(order) if order.what == "head" else [_difference(order)])
+    except MemoryError:
+        return Answer(error="it takes too much memory")
+    except Exception as error:  # noqa: BLE001 (a decoder may raise anything)
+        return Answer(error=cut(str(error).partition("\n")[0] or type(error).__name__, 120))
+
+
+def main() -> None:
+    memory, given, back, answer = read_order(), sys.stdin.buffer, sys.stdout.buffer, b"r"
+    for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(limit, (value, value))
+    while True:
+        back.write(answer)
+        back.flush()
+        if not (length := given.read(_LENGTH.size)):
+            return
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        until = int(used.ru_utime + used.ru_stime + _SECONDS) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+        order = msgspec.msgpack.decode(given.read(*_LENGTH.unpack(length)), type=Order)
+        made = msgspec.msgpack.encode(_answered(order))
+        answer = _LENGTH.pack(len(made)) + made
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -20,18 +20,10 @@ from dsv.files.small_files import replace_file
 from dsv.site.blocks import CACHES, INDEX, RUNS, Page
 
 MARK: Final = ".dsv-site.json"
-MOST_FILES: Final = 15_000
 STATIC: Final = ("style.css", "script.js", "icon.svg")
 _OWN = re.compile(r"[a-z0-9-]+\.(html|webp)", re.ASCII)
 TEMPLATES = Path(__file__).parent / "templates"
 _TABS = ((INDEX, "Overview"), (RUNS, "Runs"), (CACHES, "Caches"))
-
-
-class Kept(msgspec.Struct):
-    """A page that was written before. key: the digest of all that it depends on."""
-
-    key: str
-    images: list[str] = []
 
 
 def visible(text: str) -> str:
@@ -41,26 +33,28 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+def missing(error: ImportError) -> Unsupported:
+    text = f"pages are made with {error.name}, which is not installed"
+    return Unsupported(text, subject=error.name, hint="pip install 'dsv-data[site]'")
+
+
 class Renderer:
     """Makes HTML of pages. Whatever text a template gets is made visible and then escaped."""
 
     def __init__(self) -> None:
         try:
             import jinja2
-            import markupsafe
+            from markupsafe import Markup
         except ImportError as error:
-            text = f"pages are made with {error.name}, which is not installed"
-            raise Unsupported(text, subject=error.name, hint="pip install 'dsv-data[site]'") from error
+            raise missing(error) from error
 
         def finalized(value: object) -> object:
-            return value if isinstance(value, markupsafe.Markup) else visible(str(value))
+            return value if isinstance(value, Markup) else visible(str(value))
 
-        self._template = jinja2.Environment(
+        self._markup, self._template = Markup, jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, finalize=finalized,
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         ).get_template("page.html")  # fmt: skip
-        files = [path for path in TEMPLATES.parent.rglob("*.*") if path.suffix in (".py", ".html")]
-        self.digest = blake3(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
 
     def html(self, page: Page, path: str) -> bytes:
         """path: of the page in its site, from which links lead on."""
@@ -68,28 +62,21 @@ class Renderer:
         policy = f"style-src {here}; script-src {here}; img-src {here}"
         return self._html(page, up=up, here=path, tabs=_TABS, policy=policy, style="", address=up.__add__)
 
-    def one_file(self, page: Page, images: Mapping[str, bytes]) -> bytes:
-        """Return a page with all that it needs."""
-        from markupsafe import Markup
-
+    def one_file(self, page: Page, images: Images) -> bytes:
+        """Return a page with all that it needs. The policy names style and script by their content."""
         style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("style.css", "script.js"))
-        policy = f"style-src {_hash(style)}; script-src {_hash(script)}; img-src data:"
+        digests = (b64encode(sha256(text.encode()).digest()).decode() for text in (style, script))
+        policy = "style-src 'sha256-{}'; script-src 'sha256-{}'; img-src data:".format(*digests)
 
         def address(name: str) -> str:
             return f"data:image/webp;base64,{b64encode(images[name]).decode()}"
 
-        return self._html(page, up="", here="", tabs=(), policy=policy, style=Markup(style), script=Markup(script),
-                          address=address)  # fmt: skip
+        return self._html(page, up="", here="", tabs=(), policy=policy, style=self._markup(style),
+                          script=self._markup(script), address=address)  # fmt: skip
 
     def _html(self, page: Page, **more: object) -> bytes:
-        return self._template.render(page=page, version=version("dsv-data"), **more).encode(
-            "utf-8", "backslashreplace"
-        )
-
-
-def _hash(text: str) -> str:
-    """Return how a policy names an element of a page by its content."""
-    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+        text: str = self._template.render(page=page, version=version("dsv-data"), **more)
+        return text.encode("utf-8", "backslashreplace")
 
 
 class Images(dict[str, bytes]):
@@ -109,10 +96,12 @@ class SiteFolder:
     """
 
     def __init__(self, root: Path, renderer: Renderer) -> None:
-        self.root, self._renderer = root, renderer
-        self.pages = dict[str, Kept]()
+        self.root, self._renderer, mark = root, renderer, root / MARK
+        self.pages, self._known = dict[str, list[str]](), dict[str, list[str]]()
+        """By the path of a page the digest of all that it depends on, and its images; now, and at the last call."""
         self.written = self.removed = 0
-        mark, self._known = root / MARK, dict[str, Kept]()
+        code = sorted(path for path in TEMPLATES.parent.rglob("*.*") if path.suffix in (".py", ".html"))
+        self._made_by = blake3(b"".join(path.read_bytes() for path in code)).hexdigest()
         with about(root):
             root.mkdir(parents=True, exist_ok=True)
             if not mark.is_file() and any(root.iterdir()):
@@ -125,22 +114,24 @@ class SiteFolder:
             for folder in ("pages", "images"):
                 (root / folder).mkdir(exist_ok=True)
             try:
-                self._known = msgspec.json.decode(mark.read_bytes(), type=dict[str, Kept])
+                self._known = msgspec.json.decode(mark.read_bytes(), type=dict[str, list[str]])
             except (FileNotFoundError, msgspec.DecodeError):
                 replace_file(mark, b"{}", sync=False)
 
     def has(self, path: str) -> bool:
         return (self.root / path).is_file()
 
-    def page(self, path: str, make: Callable[[], Page], key: object = None) -> None:
+    def page(self, path: str, make: Callable[[], Page], key: object) -> None:
         """Write a page, unless the one that is there was made of the same. key: all on which it depends; None for the
         page itself."""
         page = make() if key is None else None
-        encoded = msgspec.json.encode((self._renderer.digest, page or key), enc_hook=str)
-        kept, digest = self._known.get(path), blake3(encoded).hexdigest()[:32]
-        if kept is None or kept.key != digest or not all(map(self.has, (path, *kept.images))):
+        digest = blake3(msgspec.json.encode((self._made_by, page or key), enc_hook=str)).hexdigest()[:32]
+        kept = self._known.get(path, [""])
+        if kept[0] != digest or not all(map(self.has, (path, *kept[1:]))):
             page = page or make()
-            kept = Kept("" if page.broken else digest, page.images)
+            rows = (row for block in page.blocks if block.kind == "pictures" for row in block.rows)
+            images = [cell.image for row in rows for cell in row if cell.image]
+            kept = ["" if page.broken else digest, *images]
             self.file(path, self._renderer.html(page, path))
         self.pages[path] = kept
 
@@ -157,7 +148,7 @@ class SiteFolder:
             self.file(name, (TEMPLATES / name).read_bytes())
         with about(self.root):
             self._remove("pages", self.pages)
-            self._remove("images", {image for kept in self.pages.values() for image in kept.images})
+            self._remove("images", {image for kept in self.pages.values() for image in kept[1:]})
             replace_file(self.root / MARK, msgspec.json.encode(self.pages), sync=False)
 
     def _remove(self, folder: str, used: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -16,158 +17,141 @@ from dsv.format.records import CommitRecord, TagValue
 from dsv.format.tree import Entry
 from dsv.repo import history
 from dsv.repo.damage import read_damage
-from dsv.repo.expiry import ExpiryState, read_expiry
+from dsv.repo.expiry import read_expiry
 from dsv.repo.history import KeptParents
 from dsv.repo.refs.branches import Head
 from dsv.run.listing import RunQuery, RunView, each_run
 from dsv.run.record import RunRecord, RunState
 from dsv.run.result import result_text
-from dsv.site import blocks as show
-from dsv.site import drawings
-from dsv.site.blocks import Cell, Picture, cells, name, took, when
-from dsv.site.decode_process import SIDE, Order
-from dsv.site.decoding import Decoder
-from dsv.site.folder import MOST_FILES, Images, SiteFolder
+from dsv.site.blocks import Block, Cell, Row, cells, image_of, name, page_of, table, took, when
+from dsv.site.decoding import Decoder, Order
+from dsv.site.drawings import bar
+from dsv.site.folder import Images, SiteFolder
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName, TagName
 from dsv.values.units import format_bytes
 
-MOST_COMMITS, MOST_COMMIT_PAGES, NEWEST = 1_000, 500, 30
+MOST_FILES, _MOST_RUNS, _MOST_THUMBNAILS = 15_000, 10_000, 3_000
+_MOST_COMMITS, _MOST_COMMIT_PAGES, _NEWEST = 1_000, 500, 30
 """Commits of a dataset that are listed, pages of commits in a site, and newest commits of a dataset with a page."""
-MOST_RUNS, MOST_THUMBNAILS = 10_000, 3_000
-LARGEST_IMAGE = 32 << 20
+_LARGEST_IMAGE = 32 << 20
 """Bytes of a file that is decoded as an image."""
 RUN_HEADS = ("run", "data", "started", "took>", "result", "user?")
 Located = tuple[Entry, Location | None]
 
 
 class DatasetHistory(msgspec.Struct):
-    """A dataset, with its newest commits, children before their parents. cut: it has more."""
+    """A dataset, with its newest commits, children before their parents. expired: those, and whether their content is
+    freed."""
 
     dataset: DatasetName
     heads: list[Head]
     tags: list[tuple[TagName, TagValue]]
     names: dict[CommitId, list[str]]
-    expired: dict[CommitId, ExpiryState]
+    expired: dict[CommitId, bool]
     commits: dict[CommitId, CommitRecord] = {}
-    cut: bool = False
 
     @property
-    def main(self) -> CommitId | None:
-        return next(
-            (head.commit for head in self.heads if head.branch == MAIN and head.commit in self.commits), None
-        )
+    def main(self) -> CommitRecord | None:
+        heads = [head.commit for head in self.heads if head.branch == MAIN and head.commit]
+        return self.commits.get(heads[0]) if heads else None
 
-    def is_freed(self, commit: CommitId) -> bool:
-        return commit in self.expired and self.expired[commit].freed
-
-    def with_pages(self) -> list[CommitId]:
-        """Return named commits, and the newest ones."""
-        wanted = dict.fromkeys([*self.names, *islice(self.commits, NEWEST)])
-        return [commit for commit in wanted if commit in self.commits and not self.is_freed(commit)]
-
-    def named(self, commit: CommitId) -> str:
-        """Return the last of its names, or else its id."""
-        return self.names[commit][-1] if self.names.get(commit) else str(commit)[:12]
+    def with_content(self, commits: Iterable[CommitId]) -> list[CommitId]:
+        return [commit for commit in commits if commit in self.commits and not self.expired.get(commit)]
 
 
 def share_cell(count: int, whole: int, most: int) -> Cell:
     """Return a part of the whole in per cent, with a bar that is full for `most`."""
-    return Cell(f"{count / (whole or 1):.1%}", sort=count, drawing=drawings.bar(count / (most or 1)))
+    return Cell(f"{count / (whole or 1):.1%}", sort=count, drawing=bar(count / (most or 1)))
 
 
 def result_cell(record: RunRecord) -> Cell:
-    text = result_text(record)
-    failed = record.state.is_terminal and text != "ok"
-    return Cell(text, look="bad" if failed else "good" if record.state is RunState.ENDED else "going")
+    text, going = result_text(record), not record.state.is_terminal
+    good = record.state is RunState.ENDED and text in ("ok", "hit")
+    return Cell(text, look="going" if going else "good" if good else "bad")
 
 
 class Source:
-    def __init__(
-        self,
-        context: Context,
-        opened: Runs,
-        folder: SiteFolder | Images,
-        decoder: Decoder,
-        only: Sequence[DatasetName],
-    ) -> None:
-        self.context, self.opened, self.folder, self.decoder = context, opened, folder, decoder
+    """only: the datasets of the pages; none: all."""
+
+    def __init__(self, context: Context, opened: Runs, folder: SiteFolder | Images, decoder: Decoder,
+                 only: Sequence[DatasetName]) -> None:  # fmt: skip
+        self.context, self.folder, self.decoder, self.only = context, folder, decoder, only
         self.repository, self.objects = opened.repository, opened.repository.objects
-        self.only, self.problems, refs = only, list[DsvError](), self.repository.refs
+        self.problems, self.thumbnails, refs = list[DsvError](), 0, self.repository.refs
         for dataset in only:
             refs.require(dataset)
-        datasets = [
-            dataset
-            for dataset in refs.datasets()
-            if (not only or dataset in only) and refs.head_or_none(dataset, MAIN)
-        ]
-        self.histories = {dataset: self._history(dataset) for dataset in datasets}
+        known = (dataset for dataset in only or refs.datasets() if refs.head_or_none(dataset, MAIN))
+        self.histories = {dataset: self._history(dataset) for dataset in known}
         early, skipped = opened.marks.known(), self.problems.append
-        views = each_run(opened.runs, opened.spool, None, early=early, skipped=skipped)
-        chosen = [view for view in RunQuery().choose(views) if view.record.dataset in self.histories]
-        self.all_runs, self.runs = len(chosen), chosen[:MOST_RUNS]
-        self.runs_on = dict[CommitId, list[RunView]]()
+        views = RunQuery().choose(each_run(opened.runs, opened.spool, None, early=early, skipped=skipped))
+        views = [view for view in views if view.record.dataset in self.histories]
+        self.all_runs, self.runs = len(views), views[:_MOST_RUNS]
+        self.runs_on = defaultdict[CommitId, list[RunView]](list)
         for view in self.runs:
-            for commit in dict.fromkeys(data.commit for data in view.record.data):
-                self.runs_on.setdefault(commit, []).append(view)
+            for commit in {data.commit for data in view.record.data}:
+                self.runs_on[commit].append(view)
         self.damage = read_damage(self.repository)
-        self.thumbnails = 0
-        self.planned = {show.dataset_page(dataset) for dataset in datasets} | {
-            show.run_page(view.record) for view in self.runs
-        }
-        commits = ((of.dataset, commit) for of in self.histories.values() for commit in of.with_pages())
-        self.commits = list(islice(commits, min(MOST_COMMIT_PAGES, (MOST_FILES - len(self.planned)) // 8)))
-        self.planned |= {show.commit_page(*commit) for commit in self.commits}
+        self.planned = {page_of(dataset) for dataset in self.histories}
+        self.planned |= {page_of(view.record.dataset, "run", view.record.run) for view in self.runs}
+        most = min(_MOST_COMMIT_PAGES, (MOST_FILES - len(self.planned)) // 8)
+        commits = ((of.dataset, commit) for of in self.histories.values()
+                   for commit in of.with_content(dict.fromkeys([*of.names, *islice(of.commits, _NEWEST)])))  # fmt: skip
+        self.commits = list(islice(commits, most))
+        self.planned |= {page_of(*commit) for commit in self.commits}
 
     def _history(self, dataset: DatasetName) -> DatasetHistory:
         heads, tags = self.repository.refs.names(dataset)
-        expired = read_expiry(self.repository.refs, dataset).states
-        of = DatasetHistory(dataset, heads, tags, names_by_commit(heads, tags), dict(expired))
+        states = read_expiry(self.repository.refs, dataset).states
+        freed = {commit: state.freed for commit, state in states.items()}
+        of = DatasetHistory(dataset, heads, tags, names_by_commit(heads, tags), freed)
         try:
-            for commit, record in history.walk(self.objects, of.names):
-                of.cut = len(of.commits) == MOST_COMMITS
-                if of.cut:
-                    break
-                of.commits[commit] = record
+            of.commits = dict(islice(history.walk(self.objects, of.names), _MOST_COMMITS))
         except IntegrityError as error:
             self.problems.append(error)
         return of
 
-    def state(self) -> tuple[object, ...]:
-        """Return what may change of contents, which do not change: some are erased or damaged now, or are repaired."""
-        return len(self.objects.erasures.known), None if self.damage is None else self.damage.nonce.hex()
+    def names(self, dataset: DatasetName, commit: CommitId) -> list[str]:
+        of = self.histories.get(dataset)
+        return [] if of is None else of.names.get(commit, [])
+
+    def target(self, dataset: DatasetName, commit: CommitId) -> str:
+        """Return a commit by the last of its names, or else by its id."""
+        return f"{dataset}@{[str(commit)[:12], *self.names(dataset, commit)][-1]}"
 
     def parent(self, dataset: DatasetName, commit: CommitId) -> CommitId | None:
         """Return the first parent, or its nearest ancestor whose content is left."""
-        freed = {commit_id for commit_id, state in self.histories[dataset].expired.items() if state.freed}
-        parents = KeptParents(self.objects, freed).of(self.objects.commit(commit), first_only=True)
-        return parents[0] if parents else None
+        freed = {commit for commit, is_freed in self.histories[dataset].expired.items() if is_freed}
+        kept = KeptParents(self.objects, freed).of(self.objects.commit(commit), first_only=True)
+        return kept[0] if kept else None
 
-    def to_page(self, page: str, text: str) -> Cell:
-        """Return a link, if there will be such a page."""
+    def link(self, text: str, dataset: DatasetName, *ids: object) -> Cell:
+        """Return a link to `page_of`, if there will be such a page."""
+        page = page_of(dataset, *ids)
         return Cell(text, page if page in self.planned else None)
 
     def to_dataset(self, dataset: DatasetName) -> Cell:
-        return self.to_page(show.dataset_page(dataset), str(dataset))
+        return self.link(str(dataset), dataset)
 
-    def to_commit(self, dataset: DatasetName, commit: CommitId, names: Sequence[str] = ()) -> Cell:
-        return self.to_page(show.commit_page(dataset, commit), ", ".join((*names, str(commit)[:12])))
+    def to_commit(self, dataset: DatasetName, commit: CommitId) -> Cell:
+        return self.link(", ".join((*self.names(dataset, commit), str(commit)[:12])), dataset, commit)
 
-    def to_difference(self, dataset: DatasetName, before: CommitId, after: CommitId, text: str) -> Cell:
-        return self.to_page(show.difference_page(dataset, before, after), text)
+    def to_run(self, record: RunRecord, text: str = "") -> Cell:
+        return self.link(text or record.name or record.run[-8:], record.dataset, "run", record.run)
 
-    def to_run(self, view: RunView, text: str = "") -> Cell:
-        return self.to_page(show.run_page(view.record), text or view.record.name or view.record.run[-8:])
-
-    def run_rows(self, views: Iterable[RunView]) -> Iterator[tuple[Cell, ...]]:
+    def run_rows(self, views: Iterable[RunView]) -> Iterator[Row]:
         for view in views:
             record = view.record
             rev, commit = record.target.partition(":")[0].partition("@")[2], str(record.commit)
             text = f"{record.dataset}{'' if commit.startswith(rev) else f'@{rev}'} {commit[:8]}"
-            data = self.to_page(show.commit_page(record.dataset, record.commit), text)
-            began, lasted = when(record.started_ms), took(view.took_seconds)
-            yield cells(self.to_run(view), data, began, lasted, result_cell(record), name(record.user))
+            data, began = self.link(text, record.dataset, record.commit), when(record.started_ms)
+            result, by = result_cell(record), name(record.user)
+            yield cells(self.to_run(record), data, began, took(view.took_seconds), result, by)
+
+    def run_table(self, title: str, views: Sequence[RunView], most: int) -> list[Block]:
+        rows = self.run_rows(views[:most])
+        return [table(title, RUN_HEADS, rows, "runs", total=len(views))] if views else []
 
     def read(self, files: Iterable[Located], most: int) -> Iterator[tuple[Entry, bytes | None]]:
         """Yield files with at most the first bytes of each; None for one that is erased, or can't be read."""
@@ -175,47 +159,42 @@ class Source:
         there = [WantedFile(*file) for file in wanted if erasures.of(file[0]) is None]
         contents = Fetcher(self.objects, connections=4).files(there)
         for entry, _ in wanted:
-            data: bytearray | None = None
+            data: bytearray | None = None if erasures.of(entry) else bytearray()
             try:
-                if erasures.of(entry) is None:
-                    data = bytearray()
-                    for piece in next(contents)[1]:
-                        data += piece
-                        if len(data) >= most:
-                            break
+                for piece in () if data is None else next(contents)[1]:
+                    data = (data or bytearray()) + piece
+                    if len(data) >= most:
+                        break
             except IntegrityError as error:
                 self.problems.append(error)
                 data = None
             yield entry, None if data is None else bytes(data[:most])
 
-    def pictures(self, files: Iterable[Located]) -> Iterator[Picture]:
+    def pictures(self, files: Sequence[Located]) -> Iterator[Cell]:
         """Decode images, unless the site has them already."""
-        waiting = list(files)
-        unknown = [
-            file for file in waiting if self._thumbnail(file[0]) is None and file[0].size <= LARGEST_IMAGE
-        ]
-        contents = self.read(unknown[: max(0, MOST_THUMBNAILS - self.thumbnails)], LARGEST_IMAGE)
+        new = [file for file in files if file[0].size <= _LARGEST_IMAGE and not self._thumbnail(file[0])]
+        contents = self.read(new[: max(0, _MOST_THUMBNAILS - self.thumbnails)], _LARGEST_IMAGE)
         faults = {entry.file_id: self._decoded(entry, data) for entry, data in contents}
-        for entry, _ in waiting:
-            file = self._thumbnail(entry)
-            self.thumbnails += file is not None
-            fault = "too large" if entry.size > LARGEST_IMAGE else "too many images"
-            note = faults.get(entry.file_id, fault) if file is None else format_bytes(entry.size)
-            yield Picture(name(entry.path), note, file, bool(file and file.endswith("-small.webp")))
+        for entry, _ in files:
+            image = self._thumbnail(entry)
+            self.thumbnails += bool(image)
+            fault = "too large" if entry.size > _LARGEST_IMAGE else "too many images"
+            note = format_bytes(entry.size) if image else faults.get(entry.file_id, fault)
+            look = "pixelated" if image.endswith("-small.webp") else ""
+            yield Cell(name(entry.path), image=image, look=look, more=cells(note))
 
-    def _thumbnail(self, entry: Entry) -> str | None:
-        """Return the thumbnail that the site has."""
-        if entry.file_id is None or self.objects.erasures.of(entry) is not None:
-            return None
-        names = (show.image_file(entry.file_id, small=small) for small in (True, False))
-        return next(filter(self.folder.has, names), None)
+    def _thumbnail(self, entry: Entry) -> str:
+        """Return the thumbnail that the site has, or nothing."""
+        if entry.file_id is None or self.objects.erasures.of(entry):
+            return ""
+        names = (f"{image_of(entry.file_id)}{small}.webp" for small in ("-small", ""))
+        return next(filter(self.folder.has, names), "")
 
     def _decoded(self, entry: Entry, data: bytes | None) -> str:
         """Write a thumbnail, or return why there is none."""
         if data is None or entry.file_id is None:
             return "erased, or can't be read"
         answer = self.decoder.ask(Order("thumbnail", entry.path, data))
-        if answer.thumbnail is not None:
-            small = max(answer.thumbnail.width, answer.thumbnail.height) <= SIDE // 2
-            self.folder.file(show.image_file(entry.file_id, small=small), answer.thumbnail.data)
+        if answer.image:
+            self.folder.file(f"{image_of(entry.file_id)}{'-small' * answer.small}.webp", answer.image)
         return answer.error

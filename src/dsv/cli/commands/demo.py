@@ -168,10 +168,8 @@ def take(
             show(row)
     if find_spec("jinja2") is not None:
         typed = f"dsv site {tempfile.mkdtemp(prefix='dsv-demo-pages-')}"
-        show("\n# All of this as pages for a browser, which stay:")
-        show(f"$ {typed}")
         steps.append((typed, _run(typed, workspace, environ)))
-        show(steps[-1][1].rstrip())
+        show(f"\n# All of this as pages for a browser, which stay:\n$ {typed}\n{steps[-1][1].rstrip()}")
     return steps
 
 

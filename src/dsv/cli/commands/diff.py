@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -75,12 +76,17 @@ def diff(
     dataset; in a workspace they are relative to the working directory.
     """
     one_of(stat=stat, text=text, table=table, name_only=name_only, name_status=name_status)
-    one_of(json=call.json, jsonl=jsonl, name_only=name_only, name_status=name_status)
+    one_of(
+        json=call.json,
+        jsonl=jsonl,
+        name_only=name_only,
+        name_status=name_status,
+        html=html,
+        markdown=markdown,
+    )
+    for form in filter(call.params.get, ("html", "markdown")):
+        call.takes_only(f"--{form}", "a", "b", form, "exit_code", "offline")
     one_of(dirs=dirs is not None, text=text, table=table, name_only=name_only, name_status=name_status)
-    for form, is_given in (("--html", html is not None), ("--markdown", markdown)):
-        if is_given:
-            call.takes_only(form, "a", "b", form[2:], "exit_code", "offline")
-            one_of(**{form[2:]: True, "json": call.json})
     shown = _Shown(text=text, table=table, key=tuple(key or ()))
     shown.check()
     if a is not None and b is None and ".." in a:
@@ -90,10 +96,8 @@ def diff(
     with call.context(offline=offline) as context:
         paths = dataset_paths(context, call.words, targets)
         with compare(context, targets[0], targets[1], paths) as comparison:
-            if html is not None:
-                _write_page(call, context, comparison, html)
-            elif markdown:
-                _write_markdown(call, comparison)
+            if html is not None or markdown:
+                _write_form(call, context, comparison)
             elif call.json or jsonl:
                 _say(call, comparison)  # before the document: nothing is printed after it
                 _write_json(call, comparison, shown, lines=jsonl, summed=summed, dirs=dirs)
@@ -103,42 +107,41 @@ def diff(
             elif text or table:
                 _write_contents(call, comparison, shown)
             else:
-                _write_paths(call, comparison, dirs, summed=summed, everything=everything)
+                _write_paths(call, comparison.found.differences, summed=summed)
             if not (call.json or jsonl):
                 _say(call, comparison)
             differs = comparison.found.differences or any(problem.data for problem in comparison.problems)
             return shown.exit_code or int(exit_code and bool(differs))
 
 
-def _write_markdown(call: Call, comparison: Comparison) -> None:
-    sides = _name(comparison.before), _name(comparison.after)
-    for line in view.markdown(comparison.found.differences, *sides):
+def _write_form(call: Call, context: Context, comparison: Comparison) -> None:
+    """Write a page, or a comment for a merge request: in a block of code nothing is markup."""
+    before, after, listed = comparison.before, comparison.after, comparison.found.differences
+    if (file := call.params["html"]) is not None:
+        if before.commit is None or after.commit is None or before.dataset != after.dataset or call.words:
+            hint = "dsv diff DATASET@A DATASET@B --html FILE"
+            raise UsageError("--html compares two whole commits of a dataset", subject="--html", hint=hint)
+        sides = before.dataset, before.commit, after.commit
+        return write_page(call, context, file, [before.dataset], "difference", *sides)
+    summary = Summary(listed)
+    lines = [f"{_name(before)} -> {_name(after)}", "", *view.folder_lines(summary), ""]
+    lines += [view.line(difference, Ink(False)) for difference in listed[:ON_SCREEN]]
+    lines += [f"and {len(listed) - ON_SCREEN:,} more"] if len(listed) > ON_SCREEN else []
+    fence = max(["``", *re.findall("`+", "\n".join(lines))], key=len) + "`"
+    for line in (f"**{view.counts(summary.total)}**", "", fence, *lines, fence):
         call.out.line(line)
 
 
-def _write_paths(
-    call: Call, comparison: Comparison, dirs: int | None, *, summed: bool, everything: bool
-) -> None:
-    whole_list = everything or not call.around.stdout_is_terminal
-    many = len(comparison.found.differences) > ON_SCREEN and not whole_list
+def _write_paths(call: Call, listed: Sequence[Difference], *, summed: bool) -> None:
+    whole_list = call.params["everything"] or not call.around.stdout_is_terminal
+    many = len(listed) > ON_SCREEN and not whole_list
     if summed or many:
-        view.write_folders(call, Summary(comparison.found.differences), dirs)
+        view.write_folders(call, Summary(listed), call.params["dirs"])
     else:
-        for difference in comparison.found.differences:
+        for difference in listed:
             call.out.line(view.line(difference, call.around.stdout_ink))
     if many and not summed:
         call.say("dsv diff --all lists every path")
-
-
-def _write_page(call: Call, context: Context, comparison: Comparison, file: str) -> None:
-    from dsv.site.differences import difference_of
-
-    before, after = comparison.before, comparison.after
-    if before.commit is None or after.commit is None or before.dataset != after.dataset or call.words:
-        hint = "dsv diff DATASET@A DATASET@B --html FILE"
-        raise UsageError("--html compares two whole commits of a dataset", subject="--html", hint=hint)
-    sides = before.dataset, before.commit, after.commit
-    write_page(call, context, file, [before.dataset], lambda source: difference_of(source, *sides))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING
 
 from dsv.api.context import Context
 from dsv.api.runs import Runs, open_runs
@@ -22,10 +21,6 @@ from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.sweep import SweepView
 from dsv.values.names import DatasetName, Target
 from dsv.values.units import format_bytes, format_count, parse_duration
-
-if TYPE_CHECKING:
-    from dsv.site.blocks import Page
-    from dsv.site.source import Source
 
 SHOWN = 50
 """Runs in a table without a limit; JSON has all."""
@@ -88,7 +83,8 @@ def runs(
     only = [what for what, it in asked_for.items() if it is not None]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
-    one_of(csv=as_csv, json=call.json, html=html is not None)
+    one_of(csv=as_csv, json=call.json, html=html)
+    one_of(compare=compare, html=html)
     if watch and (only or compare or as_csv or call.json or html):
         raise UsageError("--watch takes ids and filters alone", subject="--watch", hint="dsv runs --watch")
     most = None if ids or limit or call.json or compare or as_csv else SHOWN
@@ -102,7 +98,8 @@ def runs(
                 if only:
                     return _answer(call, context, found, views[0].record)
                 if html is not None:
-                    _write_page(call, context, views, html, alone=len(ids) == 1)
+                    about = ("run", views[0], None) if len(ids) == len(views) == 1 else ("runs", views)
+                    write_page(call, context, html, list({view.record.dataset for view in views}), *about)
                 else:
                     _show(call, found, views, query, *asked[1:], each=bool(ids) and asked[1] is None)
                 if not watch or all(view.record.state.is_terminal for view in views):
@@ -151,17 +148,6 @@ def _answer(call: Call, context: Context, found: Runs, record: RunRecord) -> int
     else:
         write_log(call, found, result)
     return 0
-
-
-def _write_page(call: Call, context: Context, views: list[RunView], file: str, *, alone: bool) -> None:
-    from dsv.site.runs import run_of, runs_of
-
-    one_of(html=True, compare=bool(call.params["compare"]))
-
-    def make(source: Source) -> Page:
-        return run_of(source, views[0], None) if alone and len(views) == 1 else runs_of(source, views)
-
-    write_page(call, context, file, list(dict.fromkeys(view.record.dataset for view in views)), make)
 
 
 def _tell_last_known(call: Call, views: list[RunView]) -> int:

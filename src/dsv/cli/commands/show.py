@@ -44,21 +44,16 @@ def show(
     The change since the first parent is summed by folder. TARGET is [DATASET][@REV][:PATH]; without it, the base
     commit of this workspace.
     """
-    one_of(json=call.json, name_only=name_only, name_status=name_status)
+    one_of(json=call.json, name_only=name_only, name_status=name_status, html=html)
     one_of(dirs=dirs is not None, name_only=name_only, name_status=name_status)
-    if html is not None:
-        call.takes_only("--html", "target", "html")
-        one_of(html=True, json=call.json)
     with call.context(offline=offline) as context, read(context, Target.parse(target)) as shown:
         if html is not None:
-            from dsv.site.commits import commit_of
-
+            call.takes_only("--html", "target", "html")
             if shown.path is not None:
                 raise UsageError(
-                    "--html shows whole commits", subject="--html", hint=f"dsv show {target} without it"
+                    "--html shows whole commits", subject="--html", hint="dsv show DATASET@REV --html FILE"
                 )
-            at = shown.dataset, shown.id
-            write_page(call, context, html, [shown.dataset], lambda source: commit_of(source, *at))
+            write_page(call, context, html, [shown.dataset], "commit", shown.dataset, shown.id)
         elif name_only or name_status:
             for one in shown.differences:
                 call.out.line(view.name_status(one) if name_status else printable(one.path))

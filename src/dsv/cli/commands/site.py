@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from dsv.api.context import Context
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.errors import UsageError
@@ -13,24 +15,16 @@ from dsv.files.small_files import replace_file
 from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes, format_count
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from dsv.api.context import Context
-    from dsv.site.blocks import Page
-    from dsv.site.source import Source
-
 Html = Annotated[str | None, option("--html FILE", "Write a page for a browser, all in one file.")]
 
 
 def write_page(
-    call: Call, context: Context, file: str, datasets: Sequence[DatasetName], make: Callable[[Source], Page]
+    call: Call, context: Context, file: str, datasets: Sequence[DatasetName], kind: str, *ids: object
 ) -> None:
-    """Write a page as one file. datasets: those that it is about."""
+    """Write a page as one file. datasets: those that it is about. kind, ids: as `one_page` takes them."""
     from dsv.site.build import one_page
 
-    path = Path(file).absolute()
-    data = one_page(context, call.around.environ, datasets, make)
+    path, data = Path(file).absolute(), one_page(context, call.around.environ, datasets, kind, *ids)
     with about(path):
         replace_file(path, data)
     call.say(f"{path}: {format_bytes(len(data))}")
@@ -57,20 +51,20 @@ def site(
     writes what has changed, and deletes the pages and images of what is no longer there, or was erased. DIR has to be
     new, or from an earlier call. With --serve there is no DIR: the address has a token, without which nothing is shown.
     """
-    from dsv.site.build import make_site
-
-    folder, names = (None, words or []) if live else ((words or [""])[0], (words or [])[1:])
+    folder, *names = ["", *(words or [])] if live else words or [""]
     chosen = [DatasetName.parse(text) for text in names]
     if not live and (not folder or port):
         what = "--port is for --serve" if folder else "dsv site needs a folder"
         raise UsageError(what, hint="dsv site DIR, or dsv site --serve")
     with call.context() as context:
-        if folder is None:
+        if live:
             from dsv.site.serve import serve
 
             call.out.stream()
             serve(context, call.around.environ, chosen, port or 0, call.line)
             return 0
+        from dsv.site.build import make_site
+
         made = make_site(context, call.around.environ, Path(folder).absolute(), chosen)
     call.result(made)
     call.line(str(made.index))

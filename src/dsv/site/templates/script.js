@@ -18,48 +18,36 @@ function sortBy(table, at, descending) {
     const order = numbers ? one.value - other.value : byValue.compare(one.value, other.value);
     return descending ? -order : order;
   });
-  table.tBodies[0].append(...known.map((each) => each.row));
-  [...table.tHead.rows[0].cells].forEach((head, other) => {
-    if (other === at) head.setAttribute("aria-sort", descending ? "descending" : "ascending");
-    else head.removeAttribute("aria-sort");
-  });
+  table.tBodies[0].append(...known.map(({ row }) => row));
 }
 
-function makeSortable(table) {
-  [...table.tHead.rows[0].cells].forEach((head, at) => {
-    const button = made("button", { type: "button" }, ...head.childNodes);
-    head.append(button);
-    button.addEventListener("click", () => {
-      const before = head.getAttribute("aria-sort");
-      sortBy(table, at, before ? before === "ascending" : head.classList.contains("number"));
-    });
-  });
-}
-
-function filterOf(table) {
+function toolsOf(table, heads) {
   const input = made("input", { type: "search", placeholder: "Filter: words that a row has", ariaLabel: "Filter the rows" });
-  const count = made("span", { role: "status" });
+  const count = made("span", { role: "status" }), choice = made("details", {}, made("summary", {}, "Columns"));
   input.addEventListener("input", () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean), rows = [...table.tBodies[0].rows];
     for (const row of rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
     count.textContent = words.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
   });
-  return [input, count];
-}
-
-function choiceOf(table) {
-  const labels = [...table.tHead.rows[0].cells].flatMap((head, at) => {
-    if (head.dataset.optional === undefined) return [];
+  for (const [at, head] of heads.entries()) {
     const box = made("input", { type: "checkbox", checked: true });
     box.addEventListener("change", () => [...table.rows].forEach((row) => (row.cells[at].hidden = !box.checked)));
-    return [made("label", {}, box, ` ${head.textContent}`)];
-  });
-  return labels.length ? [made("details", {}, made("summary", {}, "Columns"), ...labels)] : [];
+    if (head.classList.contains("optional")) choice.append(made("label", {}, box, ` ${head.textContent}`));
+  }
+  return made("div", { className: "tools" }, input, count, ...(choice.children.length > 1 ? [choice] : []));
 }
 
 for (const table of document.querySelectorAll("table.table")) {
-  if (table.dataset.filter !== undefined) {
-    table.closest(".scroll").before(made("div", { className: "tools" }, ...filterOf(table), ...choiceOf(table)));
+  const heads = [...table.tHead.rows[0].cells];
+  if (table.dataset.filter !== undefined) table.closest(".scroll").before(toolsOf(table, heads));
+  for (const [at, head] of heads.entries()) {
+    const button = made("button", { type: "button" }, ...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const before = head.getAttribute("aria-sort"), descending = before ? before === "ascending" : head.classList.contains("number");
+      sortBy(table, at, descending);
+      for (const other of heads) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    });
   }
-  makeSortable(table);
 }

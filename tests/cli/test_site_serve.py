@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.test_site import png
 from tests.kit.dsv import Dsv, write_files
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 pytest.importorskip("uvicorn")
 
@@ -81,5 +81,11 @@ def test_the_pages_are_those_of_now(served: tuple[Dsv, Served]) -> None:
             assert response.status == 200, name
             same = path.suffix == ".webp" or response.text == path.read_text("utf-8")  # type: ignore[attr-defined]
             assert same or name in ("caches.html", "index.html"), name
+    [image] = (f"/images/{path.name}" for path in (here.home / "pages/images").iterdir())
+    here.ok("erase", "shapes:circle/1.png", "--reason", "consent withdrawn", "--yes")
+    write_files(here.cwd, {"circle/1.png": png(shade=9)})
+    here.ok("sync", "-m", "drawn anew")
+    until(lambda: "drawn anew" in server.ask("/").text, "the new commit")  # type: ignore[attr-defined]
+    assert server.ask(image).status == 404
     for path in ("/nothing", "/../../etc/passwd", "/pages/..%2f..%2fetc/passwd", "/.dsv-site.json"):
         assert server.ask(path).status == 404

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from blake3 import blake3
@@ -26,8 +26,7 @@ def page_of(dataset: DatasetName, *ids: object) -> str:
 
 
 def image_of(file_id: Id) -> str:
-    """Return how the name of a thumbnail begins; it ends in `-small.webp` if the image is hardly larger, or `.webp`."""
-    return f"images/{file_id.hex()[:32]}"
+    return f"images/{file_id.hex()[:32]}.webp"
 
 
 class Shape(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,11 +51,8 @@ class Drawing(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A text, also a line of text, the head of a column, or the name of an image.
-
-    page: where it leads. sort: the number by which the script sorts; None to sort by the text. image: a file of
-    `images/`; "" if there should be one. more: further texts and links beside it.
-    """
+    """A text, also a line of text, the head of a column, or the name of an image, with further ones beside it. page:
+    where it leads. sort: the number by which the script sorts. image: a file of `images/`, or "" if there is none."""
 
     text: str
     page: str | None = None
@@ -86,15 +82,13 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """above: the pages that lead here. notes: what is wrong. broken: something could not be read, so it is made anew
-    the next time."""
+    """above: the pages that lead here. notes: what is wrong."""
 
     title: str
     blocks: list[Block]
     above: Row = ()
     under: str = ""
     notes: tuple[str, ...] = ()
-    broken: bool = False
 
 
 def name(path: bytes | str) -> str:
@@ -151,11 +145,10 @@ def plots(title: str, drawings: Iterable[Drawing], note: str = "") -> Block:
     return Block("plots", title, tuple((Cell("", drawing=drawing),) for drawing in drawings), note)
 
 
-def text(title: str, lines: Iterable[str] = (), note: str = "", looks: dict[str, str] | None = None) -> Block:
+def text(title: str, lines: Iterable[str] = (), note: str = "", looks: Mapping[str, str] = {}) -> Block:
     """looks: of lines by their first character."""
-    return Block(
-        "text", title, tuple((Cell(cut(line), look=(looks or {}).get(line[:1], "")),) for line in lines), note
-    )
+    rows = tuple((Cell(cut(line), look=looks.get(line[:1], "")),) for line in lines)
+    return Block("text", title, rows, note)
 
 
 def left_out(shown: int, every: int, what: str) -> list[Block]:

@@ -32,7 +32,7 @@ _DIFFERENT = {"image": 32, "table": 6, "text": 10}
 """Files of each kind that are shown of a difference."""
 _LOOKS = {"+": "added", "-": "removed", "@": "pale"}
 _FOLDERS, _CLASSES, _FILES, _PATHS, _LINES = 200, 200, 100, 500, 60
-_UNREADABLE = "erased, or can't be read"
+_UNREADABLE, _OTHERS = "erased, or can't be read", "all others"
 
 
 def kind_of(path: bytes) -> str:
@@ -92,7 +92,10 @@ def commit_of(source: Source, dataset: DatasetName, commit: CommitId) -> Page:
     blocks = [
         show.facts("About", rows),
         *([show.text("Message", message.splitlines()[:40])] if "\n" in message else []),
-        *_folders(content), *_images(source, content),
+        *_folders(content),
+        *(Block("pictures", f"Images in {name(folder or ROOT)}", tuple(zip(source.pictures(files))),
+                total=content.counts["image"][folder], what="images")
+          for folder, files in content.chosen["image"].items()),
         *(block for kind in ("table", "text")
           for block in _shown(source, kind, content.of(kind), sum(content.counts[kind].values()))),
         show.table("Files", ("path", "kind", "size>"), files, "paths", total=about.entries),
@@ -110,12 +113,8 @@ def _folders(content: _Content) -> Iterator[Block]:
         note, heads = "Folders of the same depth are taken for classes.", ("class", "files>", "share>")
         yield show.table("Classes", heads, rows, "classes", note=note)
     heads, sums = ("folder", "files>", "size>"), content.summary.by_folder(64, _FOLDERS)
-    rows = (cells(_folder(row), row.sums.added, size(row.sums.added_bytes)) for row in sums)
+    rows = (cells(name(row.folder) or _OTHERS, row.sums.added, size(row.sums.added_bytes)) for row in sums)
     yield show.table("Folders", heads, rows, "folders", total=len(every))
-
-
-def _folder(row: FolderSums) -> str:
-    return name(row.folder) or "all others"
 
 
 def _classes(folders: Sequence[FolderSums]) -> Mapping[bytes, int]:
@@ -133,13 +132,6 @@ def _classes(folders: Sequence[FolderSums]) -> Mapping[bytes, int]:
     return classes if same and enough else {}
 
 
-def _images(source: Source, content: _Content) -> Iterator[Block]:
-    for folder, files in content.chosen["image"].items():
-        note = f"{len(files):,} of {content.counts['image'][folder]:,} images"
-        pictures = tuple((picture,) for picture in source.pictures(files))
-        yield Block("pictures", f"Images in {name(folder or ROOT)}", pictures, note)
-
-
 def difference_of(source: Source, dataset: DatasetName, before: CommitId, after: CommitId) -> Page:
     trees = TreeReader(source.objects, before), TreeReader(source.objects, after)
     listed = changes_between(source.objects, *trees, WHOLE).differences
@@ -153,7 +145,7 @@ def difference_of(source: Source, dataset: DatasetName, before: CommitId, after:
     ]  # fmt: skip
     kinds = "added", "removed", "changed", "renamed"
     counted = ((row, [getattr(row.sums, kind) for kind in kinds]) for row in sums)
-    folders = [cells(_folder(row), *counts, size(row.sums.net_bytes)) for row, counts in counted]
+    folders = [cells(name(row.folder) or _OTHERS, *n, size(row.sums.net_bytes)) for row, n in counted]
     files = {kind: list[Difference]() for kind in _DIFFERENT}
     for difference in listed:
         entries = [entry for entry, _ in _sides(difference)]
@@ -215,10 +207,9 @@ def _shown(source: Source, kind: str, files: Sequence[Difference], every: int) -
             texts = [decode_text(side[:end]) or "" for side, end in zip(data, ends, strict=True)]
             lines = [*diff_lines(*map(split_lines, texts))] if both else texts[0].splitlines()
             note, looks = f"{len(lines[:_LINES]):,} of {len(lines):,} lines", _LOOKS if both else {}
-            yield show.text(
-                f"Text {name(file.path)}", lines[:_LINES], note if whole == len(data[0]) else "", looks
-            )
-            note = ""
+            note = "" if whole > len(data[0]) else note
+            yield show.text(f"Text {name(file.path)}", lines[:_LINES], note, looks)
+            continue
         if note:
             yield show.text(f"{kind.title()} {name(file.path)}", note=note)
     yield from show.left_out(len(files), every, f"{kind}s")

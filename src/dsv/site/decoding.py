@@ -1,8 +1,5 @@
-"""Decodes what datasets hold, images and tables, in a process of its own.
-
-Its memory and time are limited, it can write no file, and what goes wrong in it ends it alone: the next order starts
-another one.
-"""
+"""Decodes images and tables in a process with little memory and time, which can write no file. What goes wrong in it
+ends it alone: the next order starts another one."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import AbstractContextManager, suppress
-from importlib.util import find_spec
 from threading import Timer
 from typing import Any, Final
 
@@ -52,11 +48,8 @@ class Order(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """image: a thumbnail; small: of an image that is hardly larger."""
-
     blocks: list[Block] = []
     image: bytes = b""
-    small: bool = False
     error: str = ""
 
 
@@ -66,20 +59,14 @@ class Decoder(AbstractContextManager["Decoder"]):
     _process: subprocess.Popen[bytes] | None = None
 
     def ask(self, order: Order) -> Answer:
-        library = "PIL" if order.what == "thumbnail" else "pyarrow"
-        if find_spec(library) is None:
-            return Answer(error=f"{library} is not installed")
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        process, known = (
-            self._process or start_program("dsv.site.decoding", _MEMORY, **options),
-            self._process,
-        )
-        self._process, sent = process, msgspec.msgpack.encode(order)
+        is_new, sent = self._process is None, msgspec.msgpack.encode(order)
+        process = self._process = self._process or start_program("dsv.site.decoding", _MEMORY, **options)
         assert process.stdin is not None and process.stdout is not None
         watch = Timer(_SECONDS, process.kill)
         watch.start()
         try:
-            if known is None:
+            if is_new:
                 process.stdout.read(1)  # it is ready: what came before was read together with its first order
             process.stdin.write(_LENGTH.pack(len(sent)) + sent)
             process.stdin.flush()
@@ -109,23 +96,16 @@ def _thumbnail(data: bytes) -> Answer:
             raise ValueError(f"it has {wide:,} × {high:,} pixels")
         image.draft("RGB", (2 * SIDE, 2 * SIDE))
         made: Any = ImageOps.exif_transpose(image)
-        if made.mode.startswith(
-            ("I", "F")
-        ):  # one channel of 16 or 32 bits: from the darkest to the brightest
+        if made.mode[0] in "IF":  # one channel of 16 or 32 bits: from the darkest to the brightest
             low, top = made.getextrema()
             scale = 255 / ((top - low) or 1)
             made = made.convert("F").point(lambda value: value * scale - low * scale)
         made = made.convert("RGBA" if "transparency" in made.info or "A" in made.getbands() else "RGB")
         made.thumbnail((SIDE, SIDE))
+        made = ImageOps.scale(made, max(1, SIDE // max(made.size)), Image.Resampling.NEAREST)
         out = io.BytesIO()
         made.save(out, "WEBP", quality=80, lossless=max(wide, high) <= SIDE)
-    return Answer(image=out.getvalue(), small=max(wide, high) <= SIDE // 2)
-
-
-def _csv_options(path: bytes) -> Any:
-    from pyarrow import csv
-
-    return csv.ParseOptions(delimiter="\t" if table_format(path) == "tsv" else ",", newlines_in_values=True)
+    return Answer(image=out.getvalue())
 
 
 def _head(order: Order) -> list[Block]:
@@ -140,23 +120,22 @@ def _head(order: Order) -> list[Block]:
         read = file.read_row_group(0, columns=names[:_COLUMNS]) if small else file.schema_arrow.empty_table()
     else:
         data = order.data[: order.data.rfind(b"\n") + 1] if is_cut else order.data
-        nulls, options = csv.ConvertOptions(strings_can_be_null=True), _csv_options(order.path)
+        delimiter = "\t" if table_format(order.path) == "tsv" else ","
+        options = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+        nulls = csv.ConvertOptions(strings_can_be_null=True)
         read = csv.read_csv(pyarrow.BufferReader(data), parse_options=options, convert_options=nulls)
         names, total = read.schema.names, None if is_cut else read.num_rows
     read = read.slice(0, _COUNTED)
     columns = list(zip(read.schema, read.columns, strict=True))[:_COLUMNS]
-    about = [
-        cells(field.name, str(field.type), column.null_count, _values(column)) for field, column in columns
-    ]
+    about = [cells(of.name, str(of.type), column.null_count, _values(column)) for of, column in columns]
     rows = [cells(*(_cell(column[row]) for _, column in columns)) for row in range(min(_ROWS, len(read)))]
     note = f"Counted in {len(read):,}{'' if total is None else f' of {total:,}'} rows"
     note += f" (the first {format_bytes(len(order.data))} of {format_bytes(order.whole)})" if is_cut else ""
-    heads = ("column", "kind", "missing>", "values")
+    heads, named = ("column", "kind", "missing>", "values"), cells(*(of.name for of, _ in columns))
     return [
         show.table(f"Table {path}", heads, about, "columns", total=len(names), note=note),
-        show.table(f"First rows of {path}", cells(*(field.name for field, _ in columns)), rows, "rows",
-                   total=total or len(read)),
-    ]  # fmt: skip
+        show.table(f"First rows of {path}", named, rows, "rows", total=total or len(read)),
+    ]
 
 
 def _cell(cell: Any) -> str:
@@ -177,9 +156,9 @@ def _values(column: Any) -> Cell:
             plain = column.cast(f"int{kind.bit_width}") if types.is_temporal(kind) else column
             values = [value for value in plain.drop_null().to_pylist() if math.isfinite(value)]
             low, span = min(values), max(values) - min(values)
-            few = is_whole and span < _BINS  # a bar for each value
-            bins = span + 1 if few else _BINS
-            counts = Counter(min(int((value - low) * bins / (span + few or 1)), bins - 1) for value in values)
+            bins = min(_BINS, span + 1) if is_whole else _BINS  # a bar for each value, if they are few
+            unit = bins / (span + is_whole or 1)
+            counts = Counter(min(int((value - low) * unit), bins - 1) for value in values)
             bars = [counts[at] for at in range(bins)]
         else:
             rows = compute.value_counts(column.drop_null())
@@ -194,22 +173,14 @@ def _values(column: Any) -> Cell:
 
 def _difference(order: Order) -> Block:
     """Rows are told apart by the first column, if its values name them; else equal rows are the same row."""
-    import pyarrow
-    from pyarrow import csv, parquet
-
-    opened, names = pyarrow.BufferReader(order.after), list[str]()
-    if table_format(order.path) == "parquet":
-        names = parquet.read_schema(opened).names
-    else:
-        names = csv.open_csv(opened, parse_options=_csv_options(order.path)).schema.names
-    try:
-        table = diff_tables(order.path, order.data, order.after, names[:1])
-    except UsageError:
-        table = diff_tables(order.path, order.data, order.after)
+    table = diff_tables(order.path, order.data, order.after)
+    for row in table.rows[:1]:
+        with suppress(UsageError):
+            table = diff_tables(order.path, order.data, order.after, [*(row.before or row.after or {})][:1])
     note = f"rows: {table.rows_added:,} added, {table.rows_removed:,} removed, {table.rows_changed:,} changed"
-    for change in ("added", "removed", "retyped"):
-        columns = getattr(table, f"columns_{change}")
-        note += f"; columns {change}: {', '.join(columns)}" if columns else ""
+    for what in ("columns_added", "columns_removed", "columns_retyped"):
+        names = getattr(table, what)
+        note += f"; {what.replace('_', ' ')}: {', '.join(names)}" if names else ""
     rows = []
     for row in table.rows[:_ROWS]:
         changed = [f"{column}: {old} → {new}" for column, (old, new) in (row.cells or {}).items()]

@@ -93,12 +93,8 @@ def layered(nodes: Mapping[str, Cell], edges: Sequence[tuple[str, str]], label: 
         places[key] = 4 + layer[key] * _ACROSS, 4 + row * _DOWN
     shapes, gap = list[Shape](), (_ACROSS - _BOX) / 2
     for source, target in edges:
-        x, y, to, down = (
-            places[source][0] + _BOX,
-            places[source][1] + 23,
-            places[target][0],
-            places[target][1] + 23,
-        )
+        (x, y), (to, down) = places[source], places[target]
+        x, y, down = x + _BOX, y + _TALL / 2, down + _TALL / 2
         shapes.append(Shape("edge", f"M{x} {y}C{x + gap} {y} {to - gap} {down} {to} {down}"))
     for key, node in nodes.items():
         x, y = places[key]

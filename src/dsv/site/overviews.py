@@ -24,7 +24,6 @@ from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes, format_count
 
 _LAST_RUNS, _SPARK, _NODES, _READERS = 20, 60, 60, 200
-Facts = list[tuple[str, Value]]
 
 
 def overview_of(source: Source) -> Page:
@@ -38,23 +37,18 @@ def overview_of(source: Source) -> Page:
         rows.append(cells(source.to_dataset(of.dataset), files, size(count), size(stored.get(str(of.dataset))), growth,
                           len(of.commits), when(time_ms), message))  # fmt: skip
     heads = ("dataset", "files>", "size>", "stored>", "growth", "commits>", "last change", "message")
-    blocks = [
-        show.table("Datasets", heads, rows, "datasets", filters=len(rows) > 8),
-        *source.run_table("Last runs", source.runs, _LAST_RUNS),
-    ]
+    blocks = [show.table("Datasets", heads, rows, "datasets", filters=len(rows) > 8)]
+    blocks += source.run_table("Last runs", source.runs, _LAST_RUNS)
     if (store := space.store) is not None:
-        free = store.packs.free_bytes + store.packs.rewritten_bytes
-        facts: Facts = [
-            ("In all", size(store.total)), ("Needed", size(store.needed.stored)), ("gc would free", size(free)),
-            ("Expired, to be freed later", size(store.expired.alone)), ("Records of runs", size(store.runs)),
-            ("Lost objects", Cell(f"{space.lost:,}", look="bad" * (space.lost > 0))),
-        ]  # fmt: skip
-        blocks.append(show.facts("Store", facts))
+        freed = size(store.packs.free_bytes + store.packs.rewritten_bytes)
+        lost, later = Cell(f"{space.lost:,}", look="bad" * (space.lost > 0)), size(store.expired.alone)
+        parts = ("In all", size(store.total)), ("gc would free", freed), ("Expired, to be freed later", later)
+        blocks.append(show.facts("Store", [*parts, ("Lost objects", lost)]))
     notes, damage = [error.message for error in source.problems[:20]], source.damage
     if damage is not None and (damage.packs or damage.objects or damage.missing):
         packs, objects = len(damage.packs), len(damage.objects) + len(damage.missing)
-        parts = f"{format_count(packs, 'pack')} and {format_count(objects, 'object')}"
-        notes.insert(0, f"The store is damaged: {parts}. dsv verify lists what was lost.")
+        what = f"{format_count(packs, 'pack')} and {format_count(objects, 'object')}"
+        notes.insert(0, f"The store is damaged: {what}. dsv verify lists what was lost.")
     return Page("Datasets", blocks, under=space.url, notes=tuple(notes))
 
 
@@ -169,17 +163,16 @@ def _cache(source: Source, report: CachedReport, next_evict: EvictionResult) -> 
     used = f"{format_bytes(room.used_bytes)} in {format_count(room.used_files, 'file')}"
     limits = [f"at most {format_bytes(room.max_size)}"] if room.max_size else []
     freed = f"{format_bytes(next_evict.freed_bytes)} of {format_count(len(goes), 'commit')}"
-    facts: Facts = [
+    facts: list[tuple[str, Value]] = [
         ("Used", Cell(used, drawing=drawings.bar(share))),
         ("Free on its disk", f"{format_bytes(room.free_bytes)} of {format_bytes(room.total_bytes)}"),
         ("Limits", ", ".join([*limits, *(f"{amount} free" for amount in room.min_free)]) or "none"),
-        ("The next evict frees", freed if goes else "nothing"),
-        *(("Exceeded", Cell(limit, look="bad")) for limit in room.exceeded),
-    ]
+        ("Exceeded", ", ".join(room.exceeded) or "none"), ("The next evict frees", freed if goes else "nothing"),
+    ]  # fmt: skip
     rows = [
         cells(source.to_dataset(item.dataset), source.to_commit(item.dataset, item.commit), item.files,
               size(item.bytes), size(item.own_bytes), when(1000 * item.last_use), name(item.cached_by), _holders(item),
-              _fate(item, item.path in goes))
+              "goes" if item.path in goes else _until("stays (protected)" if item.protected else "stays", item.may_go))
         for item in report.items
     ]  # fmt: skip
     heads = ("dataset", "commit", "files>", "size>", "own>", "last use", "cached by", "held by", "next evict")
@@ -188,17 +181,12 @@ def _cache(source: Source, report: CachedReport, next_evict: EvictionResult) -> 
     return [show.facts(title, facts), show.table("Cached commits", heads, rows, "commits", note=note)]
 
 
-def _until(seconds: float | None) -> str:
-    return "" if seconds is None else f" until {when(1000 * seconds).text}"
+def _until(what: str, seconds: float | None) -> str:
+    return what if seconds is None else f"{what} until {when(1000 * seconds).text}"
 
 
 def _holders(item: CachedItem) -> str:
-    held = [f"{pin.user}{_until(pin.until)}{f' ({pin.why})' if pin.why else ''}" for pin in item.pins]
-    for lease in item.leases:
-        what = f"run {lease.run}" if lease.run else lease.purpose
-        held.append(f"{what} of {lease.user}@{lease.host}{_until(lease.until)}")
+    leases = ((lease, f"run {lease.run}" if lease.run else lease.purpose) for lease in item.leases)
+    held = [_until(f"{pin.user}{f' ({pin.why})' if pin.why else ''}", pin.until) for pin in item.pins]
+    held += [_until(f"{what} of {lease.user}@{lease.host}", lease.until) for lease, what in leases]
     return name("; ".join(held)) or "nobody"
-
-
-def _fate(item: CachedItem, goes: bool) -> str:
-    return "goes" if goes else "stays (protected)" if item.protected else f"stays{_until(item.may_go)}"

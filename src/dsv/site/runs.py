@@ -51,7 +51,7 @@ def runs_of(source: Source, chosen: Sequence[RunView] | None = None) -> Page:
         numbers = [value for value in known if isinstance(value, int | float) and not isinstance(value, bool)]
         several = key.startswith("metrics.") and len(set(numbers)) > 1
         best[key] = (max if sort_order(key)[1] else min)(numbers) if several else None
-        head, _, rest = key.partition(".")
+        rest = key.partition(".")[2]
         twice = f"params.{rest}" in every and f"metrics.{rest}" in every
         heads.append(Cell(name(key if twice else rest), look=f"optional{' number' * (numbers == known)}"))
     rows = [

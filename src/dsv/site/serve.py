@@ -16,14 +16,14 @@ from dsv.api.context import Context
 from dsv.errors import DsvError, UsageError
 from dsv.site.blocks import INDEX, image_of
 from dsv.site.build import Plan, open_source, plan
-from dsv.site.folder import STATIC, TEMPLATES, Images, Renderer, missing, visible
+from dsv.site.folder import STATIC, TEMPLATES, Renderer, missing, visible
 from dsv.values.names import DatasetName
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from dsv.site.source import Source
+    from dsv.site.source import Folder, Source
 
 _FRESH_SECONDS = 5.0
 """How long names and runs are not read again; longer if reading them took that long."""
@@ -37,10 +37,11 @@ HEADERS: Final = {
 class SiteServer:
     """hosts: what the header `Host` may say. opened: what pages are made from; the caller closes it."""
 
-    def __init__(self, port: int, open_in: Callable[[ExitStack, Images], Source]) -> None:
+    def __init__(self, port: int, open_in: Callable[[ExitStack, Folder], Source]) -> None:
         self.token, self.hosts = token_urlsafe(24), {f"127.0.0.1:{port}", f"localhost:{port}"}
-        self._cookie, self._open, self._renderer, self._images = f"dsv-{port}", open_in, Renderer(), Images()
-        self.opened, self._pages, self._fresh_until, self._lock = ExitStack(), Plan(), 0.0, Lock()
+        self._cookie, self._open, self._renderer, self._lock = f"dsv-{port}", open_in, Renderer(), Lock()
+        self._images, self._pages, self._fresh_until = dict[str, bytes](), Plan(), 0.0
+        self.opened = ExitStack()
 
     def answer(self, request: Request) -> Response:
         from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -69,11 +70,11 @@ class SiteServer:
             self.opened.close()
             source = self._open(self.opened, self._images)
             self._pages, known = plan(source), source.objects.erasures.known.values()
-            for erased in tuple(image_of(file) for erasure in known for file in erasure.files):
-                self._images.pop(f"{erased}.webp", self._images.pop(f"{erased}-small.webp", b""))
+            for file in (file for erasure in known for file in erasure.files):
+                self._images.pop(image_of(file), None)
             self._fresh_until = max(began + _FRESH_SECONDS, 2 * time.monotonic() - began)
         page = self._pages.get(path)
-        return self._images.get(path) if page is None else self._renderer.html(page[0](), path)
+        return self._images.get(path) if page is None else self._renderer.html(page(), path)
 
 
 def serve(context: Context, environ: Mapping[str, str], only: Sequence[DatasetName], port: int,

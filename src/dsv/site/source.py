@@ -26,7 +26,7 @@ from dsv.run.result import result_text
 from dsv.site.blocks import Block, Cell, Row, cells, image_of, name, page_of, table, took, when
 from dsv.site.decoding import Decoder, Order
 from dsv.site.drawings import bar
-from dsv.site.folder import Images, SiteFolder
+from dsv.site.folder import SiteFolder
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName, TagName
@@ -39,6 +39,8 @@ _LARGEST_IMAGE = 32 << 20
 """Bytes of a file that is decoded as an image."""
 RUN_HEADS = ("run", "data", "started", "took>", "result", "user?")
 Located = tuple[Entry, Location | None]
+Folder = SiteFolder | dict[str, bytes]
+"""In which thumbnails are: that of a site, or memory."""
 
 
 class DatasetHistory(msgspec.Struct):
@@ -75,7 +77,7 @@ def result_cell(record: RunRecord) -> Cell:
 class Source:
     """only: the datasets of the pages; none: all."""
 
-    def __init__(self, context: Context, opened: Runs, folder: SiteFolder | Images, decoder: Decoder,
+    def __init__(self, context: Context, opened: Runs, folder: Folder, decoder: Decoder,
                  only: Sequence[DatasetName]) -> None:  # fmt: skip
         self.context, self.folder, self.decoder, self.only = context, folder, decoder, only
         self.repository, self.objects = opened.repository, opened.repository.objects
@@ -180,15 +182,12 @@ class Source:
             self.thumbnails += bool(image)
             fault = "too large" if entry.size > _LARGEST_IMAGE else "too many images"
             note = format_bytes(entry.size) if image else faults.get(entry.file_id, fault)
-            look = "pixelated" if image.endswith("-small.webp") else ""
-            yield Cell(name(entry.path), image=image, look=look, more=cells(note))
+            yield Cell(name(entry.path), image=image, more=cells(note))
 
     def _thumbnail(self, entry: Entry) -> str:
         """Return the thumbnail that the site has, or nothing."""
-        if entry.file_id is None or self.objects.erasures.of(entry):
-            return ""
-        names = (f"{image_of(entry.file_id)}{small}.webp" for small in ("-small", ""))
-        return next(filter(self.folder.has, names), "")
+        image = "" if entry.file_id is None or self.objects.erasures.of(entry) else image_of(entry.file_id)
+        return image if image and image in self.folder else ""
 
     def _decoded(self, entry: Entry, data: bytes | None) -> str:
         """Write a thumbnail, or return why there is none."""
@@ -196,5 +195,5 @@ class Source:
             return "erased, or can't be read"
         answer = self.decoder.ask(Order("thumbnail", entry.path, data))
         if answer.image:
-            self.folder.file(f"{image_of(entry.file_id)}{'-small' * answer.small}.webp", answer.image)
+            self.folder[image_of(entry.file_id)] = answer.image
         return answer.error

@@ -122,7 +122,8 @@ def _write_form(call: Call, context: Context, comparison: Comparison) -> None:
             hint = "dsv diff DATASET@A DATASET@B --html FILE"
             raise UsageError("--html compares two whole commits of a dataset", subject="--html", hint=hint)
         sides = before.dataset, before.commit, after.commit
-        return write_page(call, context, file, [before.dataset], "difference", *sides)
+        write_page(call, context, file, [before.dataset], "difference", *sides)
+        return
     summary = Summary(listed)
     lines = [f"{_name(before)} -> {_name(after)}", "", *view.folder_lines(summary), ""]
     lines += [view.line(difference, Ink(False)) for difference in listed[:ON_SCREEN]]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dsv.api.datasets import DatasetItem
+    from dsv.api.listed import Listed, ListedRuns
     from dsv.api.program import Change, Commit, Edits, Info, Store
     from dsv.errors import (
         Conflict,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         UsageError,
     )
     from dsv.run.lineage import Lineage
-    from dsv.run.listing import RunView
     from dsv.values.progress import Progress
 
 __version__ = "0.1.0"
@@ -70,7 +70,7 @@ def edit(target: str, *, message: str = "", create: bool = False, allow_removals
     return store().edit(target, message=message, create=create, allow_removals=allow_removals)
 
 
-def datasets() -> list[DatasetItem]:
+def datasets() -> Listed[DatasetItem]:
     """See `Store.datasets`."""
     return store().datasets()
 
@@ -86,7 +86,7 @@ def runs(
     where: Sequence[str] = (),
     sort: str | None = None,
     limit: int | None = None,
-) -> list[RunView]:
+) -> ListedRuns:
     """See `Store.runs`."""
     return store().runs(dataset, where=where, sort=sort, limit=limit)
 
@@ -114,8 +114,10 @@ def store(
     from dsv.api.connection import Connection
     from dsv.api.environment import working_folder
     from dsv.api.program import Store
+    from dsv.values import notebook
     from dsv.values.progress import NoProgress
 
+    notebook.html = _html
     folder = (
         working_folder(_environment() if environ is None else environ)
         if cwd is None
@@ -123,6 +125,12 @@ def store(
     )
     variables = _environment if environ is None else environ
     return Store(Connection(variables, folder, url, names, cache, author, offline, progress or NoProgress()))
+
+
+def _html(value: object) -> str | None:
+    from dsv.site.notebook import html
+
+    return html(value)
 
 
 def _environment() -> Mapping[str, str]:

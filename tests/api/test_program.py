@@ -303,7 +303,7 @@ reveal_type(commit.diff("@main"))
         [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "user.py"],
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
-    assert "Success: no issues found" in done.stdout and "list[dsv.api.program.Change]" in done.stdout, (
+    assert "Success: no issues found" in done.stdout and "Listed[dsv.api.program.Change]" in done.stdout, (
         done.stdout
     )
 

@@ -79,11 +79,11 @@ HOSTILE = [
 class Elements(HTMLParser):
     """The elements of a page with their attributes, and its text."""
 
-    def __init__(self, page: Path) -> None:
+    def __init__(self, page: Path | str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str]]] = []
         self.text = ""
-        self.feed(page.read_text("utf-8"))
+        self.feed(page if isinstance(page, str) else page.read_text("utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, {name: value or "" for name, value in attrs}))
@@ -315,7 +315,8 @@ def test_markdown_of_a_difference(dsv: Dsv) -> None:
     lines = dsv.ok("diff", "marks@main~1", "marks@main", "--markdown").lines
     assert lines[:3] == ["**2 changed, 1 renamed; +2 B**", "", "```"]
     assert lines[-4:] == [
-        "changed   <b>.txt  1 B -> 2 B", "changed   a|b/`one`.txt  1 B -> 2 B", "renamed   c/old.txt => c/new.txt", "```"
+        "changed   <b>.txt  1 B -> 2 B", "changed   a|b/`one`.txt  1 B -> 2 B",
+        "renamed   c/old.txt => c/new.txt", "```"
     ]  # fmt: skip
     (dsv.cwd / "c/new.txt").rename(dsv.cwd / "c/```.txt")
     dsv.ok("sync", "-m", "third")

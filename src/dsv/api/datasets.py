@@ -23,7 +23,7 @@ from dsv.stores.base import together
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName, Target, clean_path
-from dsv.values.units import format_count
+from dsv.values.units import format_bytes, format_count, rfc3339
 
 if TYPE_CHECKING:
     from dsv.repo.refs.branches import Head
@@ -38,6 +38,14 @@ class DatasetItem(msgspec.Struct, frozen=True):
     time_ms: int | None
     files: int
     bytes: int
+
+    def __repr__(self) -> str:
+        if self.commit is None or self.time_ms is None:
+            return f"<dataset {self.dataset}: no commit yet>"
+        files, size = format_count(self.files, "file"), format_bytes(self.bytes)
+        return (
+            f"<dataset {self.dataset}: {files}, {size}, {str(self.commit)[:12]} of {rfc3339(self.time_ms)}>"
+        )
 
 
 def datasets(context: Context) -> list[DatasetItem]:

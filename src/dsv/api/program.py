@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
 
 from dsv.api.connection import Connection
+from dsv.api.listed import Listed, ListedRuns
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.tree import Entry, Kind
+from dsv.values import notebook
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target, clean_path
 from dsv.values.paths import folders_above, show
 from dsv.values.patterns import PathPattern, is_pattern
-from dsv.values.units import parse_duration, utc
+from dsv.values.units import format_bytes, parse_duration, utc
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from dsv.format.records import CommitRecord
     from dsv.repo.resolve import Resolved
     from dsv.run.lineage import Lineage
-    from dsv.run.listing import RunView
     from dsv.run.series import Series
     from dsv.training.samples import Samples
     from dsv.transfer.download import Layout
@@ -78,6 +79,11 @@ class Change:
         assert found is not None
         return found.path
 
+    def __repr__(self) -> str:
+        old = f" from {show(_raw(self.before.path))}" if self.before and self.before.path != self.path else ""
+        size = format_bytes((self.after or self.before or Info("", "")).size)
+        return f"<{self.what} {show(_raw(self.path))}{old}, {size}>"
+
 
 class Store:
     """The datasets of one store, made by `dsv.store`. Opens nothing before it is needed. Can be pickled."""
@@ -106,11 +112,11 @@ class Store:
         """
         return Edits(self._connection, _target(target), message, create, allow_removals)
 
-    def datasets(self) -> list[DatasetItem]:
+    def datasets(self) -> Listed[DatasetItem]:
         """Return every dataset, by name, with the commit of its `main`."""
         from dsv.api.datasets import datasets
 
-        return datasets(self._connection.reading)
+        return Listed(datasets(self._connection.reading))
 
     def runs(
         self,
@@ -119,7 +125,7 @@ class Store:
         where: Sequence[str] = (),
         sort: str | None = None,
         limit: int | None = None,
-    ) -> list[RunView]:
+    ) -> ListedRuns:
         """Return the records of runs, newest first: of this dataset, else of the workspace's, else of all.
 
         where: conditions such as `metrics.acc>0.9`; all must hold. sort: a key, as for `dsv runs --sort`.
@@ -131,7 +137,7 @@ class Store:
         name = None if dataset is None else DatasetName.parse(dataset)
         with open_runs(self._connection.reading, self._connection.variables) as found:
             query = RunQuery(tuple(Filter.parse(text) for text in where), sort, limit=limit)
-            return found.settle(found.listed(name, query))
+            return ListedRuns(found.settle(found.listed(name, query)))
 
     def series(self, run: str) -> dict[str, Series]:
         """Return the curves of a run's metrics by name, also while it is under way. run: as for `dsv runs`"""
@@ -167,6 +173,9 @@ class Commit:
 
     def __repr__(self) -> str:
         return f"<dsv.Commit {self._target}>"
+
+    def _repr_html_(self) -> str | None:
+        return notebook.html(self)
 
     def __eq__(self, other: object) -> bool:
         return self.id == other.id if isinstance(other, Commit) else NotImplemented
@@ -227,7 +236,7 @@ class Commit:
         with log(self._connection.reading, self._pinned(), query) as items:
             return [self._other(item.id) for item in items]
 
-    def diff(self, other: Commit | str, *paths: str) -> list[Change]:
+    def diff(self, other: Commit | str, *paths: str) -> Listed[Change]:
         """Return the changes from this commit to `other`, by path; below the given paths only, if any.
 
         other: a commit of the same store, or a target as for `open`; `@REV` means this dataset.
@@ -237,10 +246,10 @@ class Commit:
         after = other._pinned() if isinstance(other, Commit) else _target(other)
         after = after if after.dataset is not None else Target(self._resolved.dataset, after.rev)
         with diff(self._connection.reading, self._pinned(), after, [*map(_raw, paths)]) as compared:
-            return [
+            return Listed(
                 Change(one.what.value, one.before and _info(one.before), one.after and _info(one.after))
                 for one in compared.found.differences
-            ]
+            )
 
     def cache(self, path: str = "", *, hold: str | float | None = None) -> Path:
         """Cache the commit, or the files at or below a path, read-only, and return their folder.

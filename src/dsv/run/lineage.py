@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from dsv.errors import DsvError, UsageError
 from dsv.format.records import CommitRecord
 from dsv.run.record import RunRecord
+from dsv.values import notebook
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Target
 from dsv.values.trailers import parse_run
@@ -90,6 +91,9 @@ class Lineage:
     def __repr__(self) -> str:
         raw = [node.id for node in self.raw]
         return f"<lineage of {self.start}: {len(self.nodes)} nodes, raw data {raw}>"
+
+    def _repr_html_(self) -> str | None:
+        return notebook.html(self)
 
     @property
     def raw(self) -> tuple[LineageNode, ...]:

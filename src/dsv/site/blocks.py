@@ -29,7 +29,7 @@ def image_of(file_id: Id) -> str:
     return f"images/{file_id.hex()[:32]}.webp"
 
 
-class Shape(msgspec.Struct, frozen=True, omit_defaults=True):
+class SvgShape(msgspec.Struct, frozen=True, omit_defaults=True):
     """A path of SVG, or a text at a place, in pixels. look: its class."""
 
     look: str
@@ -46,7 +46,7 @@ class Drawing(msgspec.Struct, frozen=True):
     label: str
     width: float
     height: float
-    shapes: tuple[Shape, ...]
+    shapes: tuple[SvgShape, ...]
     look: str = "small"
 
 

@@ -65,8 +65,8 @@ def plan(source: Source) -> Plan:
         pages[page_of(dataset)] = partial(dataset_of, source, of)
     for view, other in before(source.runs):
         pages[page_of(view.record.dataset, "run", view.record.run)] = partial(run_of, source, view, other)
-    for path, make in ((RUNS, runs_of), (CACHES, caches_of), (INDEX, overview_of)):
-        pages[path] = partial(make, source)
+    pages[RUNS] = partial(runs_of, source, source.runs, source.all_runs)
+    pages[CACHES], pages[INDEX] = partial(caches_of, source), partial(overview_of, source)
     return pages
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dsv.site.blocks import Cell, Drawing, Shape, cut
+from dsv.site.blocks import Cell, Drawing, SvgShape, cut
 from dsv.values.units import utc
 
 _WIDE, _FLOOR, _LEFT = 454.0, 130.0, 62.0
@@ -31,10 +31,11 @@ def line(title: str, points: Sequence[tuple[float, float]], shown: Callable[[flo
     begin, end = (f"{utc(x):%Y-%m-%d}" if x > 1e11 else f"{x:g}" for x in (first, last))
     top, way = min(y for _, y in placed), _way(placed)
     shapes = (
-        Shape("axis", f"M{_LEFT} 4V{_FLOOR}H{_WIDE}"), Shape("grid", f"M{_LEFT} {top:.1f}H{_WIDE}"),
-        Shape("end", x=_LEFT - 5, y=round(top + 4), text=shown(most)), Shape("", x=_LEFT, y=_FLOOR + 15, text=begin),
-        Shape("end", x=_WIDE, y=_FLOOR + 15, text=end if end != begin else ""),
-        Shape("area", f"{way}V{_FLOOR}H{_LEFT}Z"), Shape("line", way),
+        SvgShape("axis", f"M{_LEFT} 4V{_FLOOR}H{_WIDE}"), SvgShape("grid", f"M{_LEFT} {top:.1f}H{_WIDE}"),
+        SvgShape("end", x=_LEFT - 5, y=round(top + 4), text=shown(most)),
+        SvgShape("", x=_LEFT, y=_FLOOR + 15, text=begin),
+        SvgShape("end", x=_WIDE, y=_FLOOR + 15, text=end if end != begin else ""),
+        SvgShape("area", f"{way}V{_FLOOR}H{_LEFT}Z"), SvgShape("line", way),
     )  # fmt: skip
     ends = f"from {shown(begun)} ({begin}) to {shown(ended)} ({end})"
     label = f"{title}: {ends}, least {shown(least)}, most {shown(most)}"
@@ -44,24 +45,24 @@ def line(title: str, points: Sequence[tuple[float, float]], shown: Callable[[flo
 def spark(values: Sequence[float]) -> Drawing:
     high, step = max(values) or 1, 80 / max(1, len(values) - 1)
     way = _way((at * step, 22 - 20 * value / high) for at, value in enumerate(values))
-    return Drawing("bytes over time", 82, 24, (Shape("area", f"{way}V23H0Z"), Shape("line", way)))
+    return Drawing("bytes over time", 82, 24, (SvgShape("area", f"{way}V23H0Z"), SvgShape("line", way)))
 
 
 def bars(counts: Sequence[int]) -> Drawing:
     wide, unit = 96 / max(1, len(counts)), 23 / (max(counts, default=0) or 1)
     ways = (_rect(at * wide, 24 - count * unit, wide - 1, count * unit) for at, count in enumerate(counts))
-    shapes = Shape("bar", "".join(ways)), Shape("axis", "M0 24H96")
+    shapes = SvgShape("bar", "".join(ways)), SvgShape("axis", "M0 24H96")
     return Drawing(f"histogram: {', '.join(map(str, counts))}", 96, 24, shapes)
 
 
 def bar(share: float) -> Drawing:
-    shapes = Shape("track", _rect(0, 0, 120, 10)), Shape("bar", _rect(0, 0, 120 * share, 10))
+    shapes = SvgShape("track", _rect(0, 0, 120, 10)), SvgShape("bar", _rect(0, 0, 120 * share, 10))
     return Drawing(f"{share:.0%}", 120, 10, shapes)
 
 
 def lanes(rows: Iterable[tuple[object, Sequence[object]]]) -> list[Drawing]:
     """Return a piece of the graph for each commit, children first. rows: commits with their parents."""
-    below, pieces, wide, half = list[object](), list[tuple[Shape, ...]](), 1, _ROW // 2
+    below, pieces, wide, half = list[object](), list[tuple[SvgShape, ...]](), 1, _ROW // 2
 
     def x(commit: object) -> int:
         return _LANE // 2 + _LANE * min(below.index(commit), _MOST_LANES - 1)
@@ -77,7 +78,7 @@ def lanes(rows: Iterable[tuple[object, Sequence[object]]]) -> list[Drawing]:
             ways += f"M{place} 0C{place} {half} {x(waited)} {half} {x(waited)} {_ROW}"
         ways += "".join(f"M{own} {half}C{own} {_ROW} {to} {half} {to} {_ROW}" for to in map(x, parents))
         dot = f"M{own - 4.5} {half}a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z"
-        pieces.append((Shape("edge", ways), Shape("merge" if len(parents) > 1 else "dot", dot)))
+        pieces.append((SvgShape("edge", ways), SvgShape("merge" if len(parents) > 1 else "dot", dot)))
     wide = _LANE * min(_MOST_LANES, max(wide, len(below)))
     return [Drawing("", wide, _ROW, shapes, "lanes") for shapes in pieces]
 
@@ -91,15 +92,15 @@ def layered(nodes: Mapping[str, Cell], edges: Sequence[tuple[str, str]], label: 
     for key in sorted(nodes, key=lambda node: layer[node]):
         row = filled[layer[key]] = filled.get(layer[key], -1) + 1
         places[key] = 4 + layer[key] * _ACROSS, 4 + row * _DOWN
-    shapes, gap = list[Shape](), (_ACROSS - _BOX) / 2
+    shapes, gap = list[SvgShape](), (_ACROSS - _BOX) / 2
     for source, target in edges:
         (x, y), (to, down) = places[source], places[target]
         x, y, down = x + _BOX, y + _TALL / 2, down + _TALL / 2
-        shapes.append(Shape("edge", f"M{x} {y}C{x + gap} {y} {to - gap} {down} {to} {down}"))
+        shapes.append(SvgShape("edge", f"M{x} {y}C{x + gap} {y} {to - gap} {down} {to} {down}"))
     for key, node in nodes.items():
         x, y = places[key]
-        shapes.append(Shape(f"box {node.look}", _rect(x, y, _BOX, _TALL)))
-        shapes.append(Shape("", x=x + 9, y=y + 19, text=cut(node.text, 26), page=node.page))
-        shapes.append(Shape("pale", x=x + 9, y=y + 36, text=cut(node.more[0].text, 32)))
+        shapes.append(SvgShape(f"box {node.look}", _rect(x, y, _BOX, _TALL)))
+        shapes.append(SvgShape("", x=x + 9, y=y + 19, text=cut(node.text, 26), page=node.page))
+        shapes.append(SvgShape("pale", x=x + 9, y=y + 36, text=cut(node.more[0].text, 32)))
     across, down = max(layer.values(), default=0), max(filled.values(), default=0)
     return Drawing(label, across * _ACROSS + _BOX + 8, down * _DOWN + _TALL + 8, tuple(shapes), "graph")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Mapping
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -46,10 +48,10 @@ class Renderer:
         def finalized(value: object) -> object:
             return value if isinstance(value, Markup) else visible(str(value))
 
-        self._markup, self._template = Markup, jinja2.Environment(
+        self._markup, self._templates = Markup, jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, finalize=finalized,
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        ).get_template("page.html")  # fmt: skip
+        )  # fmt: skip
 
     def html(self, page: Page, path: str) -> bytes:
         """path: of the page in its site, from which links lead on."""
@@ -63,15 +65,27 @@ class Renderer:
         digests = (b64encode(sha256(text.encode()).digest()).decode() for text in (style, script))
         policy = "style-src 'sha256-{}'; script-src 'sha256-{}'; img-src data:".format(*digests)
 
-        def address(name: str) -> str:
-            return f"data:image/webp;base64,{b64encode(images[name]).decode()}"
-
         return self._html(page, up="", here="", tabs=(), policy=policy, style=self._markup(style),
-                          script=self._markup(script), address=address)  # fmt: skip
+                          script=self._markup(script), address=partial(_inline, images))  # fmt: skip
+
+    def fragment(self, page: Page, images: dict[str, bytes]) -> str:
+        """Return the blocks of a page, with a style that holds for these alone."""
+        style = (TEMPLATES / "style.css").read_text("utf-8").replace(":root", "&").replace("body {", "& {")
+        macros = self._templates.get_template("blocks.html").make_module(
+            {"up": "", "address": partial(_inline, images)}
+        )
+        content = vars(macros)["content"](page)
+        return f'<div class="dsv"><style>.dsv {{ {style} }}</style>{content}</div>'
 
     def _html(self, page: Page, **more: object) -> bytes:
-        text: str = self._template.render(page=page, version=version("dsv-data"), **more)
+        text: str = self._templates.get_template("page.html").render(
+            page=page, version=version("dsv-data"), **more
+        )
         return text.encode("utf-8", "backslashreplace")
+
+
+def _inline(images: Mapping[str, bytes], name: str) -> str:
+    return f"data:image/webp;base64,{b64encode(images[name]).decode()}"
 
 
 class SiteFolder:

@@ -18,7 +18,7 @@ from dsv.run.result import result_text
 from dsv.site import blocks as show
 from dsv.site import drawings
 from dsv.site.blocks import Block, Cell, Page, Value, cells, cut, name, size, when
-from dsv.site.source import DatasetHistory, Source, share_cell
+from dsv.site.source import DatasetHistory, PageLinks, Source, share_cell
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes, format_count
@@ -102,24 +102,27 @@ def lineages_of(source: Source, dataset: DatasetName, commit: CommitId) -> tuple
 def lineage_of(source: Source, dataset: DatasetName, commit: CommitId, both: Sequence[Lineage]) -> Page:
     blocks, target = list[Block](), source.target(dataset, commit)
     for graph, title in zip(both, ("Where it comes from", "What was made of it"), strict=True):
-        more = f"It goes on: dsv lineage {target}{' --down' * graph.down} shows more." if graph.cut else ""
-        if not graph.edges:
-            blocks += [show.text(title, note=more)] if graph.cut else []
-            continue
-        nodes = {node.id: _node(source, node, graph.start) for node in graph.nodes}
-        drawn = dict(islice(nodes.items(), _NODES))
-        edges = [edge[:2] for edge in graph.edges if {*edge[:2]} <= drawn.keys()]
-        note = f"{len(drawn):,} of {len(nodes):,} nodes are drawn. " if len(nodes) > _NODES else ""
-        drawing = drawings.layered(drawn, edges, f"{title}, as a graph")
-        blocks.append(show.plots(title, [drawing], note + more))
-        listed = [(nodes[edge.source], Cell(edge.name), nodes[edge.target]) for edge in graph.edges]
-        blocks.append(show.table(f"{title}, as a list", ("from", "how", "to"), listed, "edges"))
+        blocks += graph_of(source, graph, title, target)
     notes = tuple(error.message for graph in both for error in graph.problems)
     above = source.to_dataset(dataset), source.to_commit(dataset, commit)
     return Page(f"Lineage of {target}", blocks, above, notes=notes)
 
 
-def _node(source: Source, node: LineageNode, start: str) -> Cell:
+def graph_of(source: PageLinks, graph: Lineage, title: str, target: str) -> list[Block]:
+    more = f"It goes on: dsv lineage {target}{' --down' * graph.down} shows more." if graph.cut else ""
+    if not graph.edges:
+        return [show.text(title, note=more)] if graph.cut else []
+    nodes = {node.id: _node(source, node, graph.start) for node in graph.nodes}
+    drawn = dict(islice(nodes.items(), _NODES))
+    edges = [edge[:2] for edge in graph.edges if {*edge[:2]} <= drawn.keys()]
+    note = f"{len(drawn):,} of {len(nodes):,} nodes are drawn. " if len(nodes) > _NODES else ""
+    drawing = drawings.layered(drawn, edges, f"{title}, as a graph")
+    listed = [(nodes[edge.source], Cell(edge.name), nodes[edge.target]) for edge in graph.edges]
+    table = show.table(f"{title}, as a list", ("from", "how", "to"), listed, "edges")
+    return [show.plots(title, [drawing], note + more), table]
+
+
+def _node(source: PageLinks, node: LineageNode, start: str) -> Cell:
     """Return a node with a second text about it."""
     record, about = node.record, node.about
     if record is not None:

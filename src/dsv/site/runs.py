@@ -9,7 +9,7 @@ from dsv.run.record import RunRecord
 from dsv.site import blocks as show
 from dsv.site import drawings
 from dsv.site.blocks import Block, Cell, Page, Value, cells, cut, name, number, took, when
-from dsv.site.source import RUN_HEADS, Source, result_cell
+from dsv.site.source import RUN_HEADS, PageLinks, Source, result_cell
 from dsv.values.json import Json, flattened
 from dsv.values.units import format_bytes, format_count, format_duration
 
@@ -38,10 +38,9 @@ def _points(value: Json) -> list[tuple[float, float]]:
     return [(float(step), float(y)) for step, y in enumerate(steps, 1)][:: len(steps) // _STEPS + 1]
 
 
-def runs_of(source: Source, chosen: Sequence[RunView] | None = None) -> Page:
-    """chosen: None for all runs."""
-    total = source.all_runs if chosen is None else len(chosen)
-    views = (source.runs if chosen is None else chosen)[: show.ROWS]
+def runs_of(source: PageLinks, chosen: Sequence[RunView], total: int = 0) -> Page:
+    """total: of all runs, if these are not all."""
+    views, total = chosen[: show.ROWS], total or len(chosen)
     records = [(view.record.params, view.record.metrics or {}) for view in views]
     values = [flattened(params, "params.") | flattened(metrics, "metrics.") for params, metrics in records]
     every = {key: None for of_run in values for key in of_run if not _points(of_run[key])}

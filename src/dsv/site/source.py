@@ -74,7 +74,49 @@ def result_cell(record: RunRecord) -> Cell:
     return Cell(text, look="going" if going else "good" if good else "bad")
 
 
-class Source:
+class PageLinks:
+    """Links to pages, if there will be such pages, and rows of tables with these."""
+
+    def __init__(self) -> None:
+        self.planned, self.histories = set[str](), dict[DatasetName, DatasetHistory]()
+
+    def names(self, dataset: DatasetName, commit: CommitId) -> list[str]:
+        of = self.histories.get(dataset)
+        return [] if of is None else of.names.get(commit, [])
+
+    def target(self, dataset: DatasetName, commit: CommitId) -> str:
+        """Return a commit by the last of its names, or else by its id."""
+        return f"{dataset}@{[str(commit)[:12], *self.names(dataset, commit)][-1]}"
+
+    def link(self, text: str, dataset: DatasetName, *ids: object) -> Cell:
+        """Return a link to `page_of`, if there will be such a page."""
+        page = page_of(dataset, *ids)
+        return Cell(text, page if page in self.planned else None)
+
+    def to_dataset(self, dataset: DatasetName) -> Cell:
+        return self.link(str(dataset), dataset)
+
+    def to_commit(self, dataset: DatasetName, commit: CommitId) -> Cell:
+        return self.link(", ".join((*self.names(dataset, commit), str(commit)[:12])), dataset, commit)
+
+    def to_run(self, record: RunRecord, text: str = "") -> Cell:
+        return self.link(text or record.name or record.run[-8:], record.dataset, "run", record.run)
+
+    def run_rows(self, views: Iterable[RunView]) -> Iterator[Row]:
+        for view in views:
+            record = view.record
+            rev, commit = record.target.partition(":")[0].partition("@")[2], str(record.commit)
+            text = f"{record.dataset}{'' if commit.startswith(rev) else f'@{rev}'} {commit[:8]}"
+            data, began = self.link(text, record.dataset, record.commit), when(record.started_ms)
+            result, by = result_cell(record), name(record.user)
+            yield cells(self.to_run(record), data, began, took(view.took_seconds), result, by)
+
+    def run_table(self, title: str, views: Sequence[RunView], most: int) -> list[Block]:
+        rows = self.run_rows(views[:most])
+        return [table(title, RUN_HEADS, rows, "runs", total=len(views))] if views else []
+
+
+class Source(PageLinks):
     """only: the datasets of the pages; none: all."""
 
     def __init__(self, context: Context, opened: Runs, folder: Folder, decoder: Decoder,
@@ -114,46 +156,11 @@ class Source:
             self.problems.append(error)
         return of
 
-    def names(self, dataset: DatasetName, commit: CommitId) -> list[str]:
-        of = self.histories.get(dataset)
-        return [] if of is None else of.names.get(commit, [])
-
-    def target(self, dataset: DatasetName, commit: CommitId) -> str:
-        """Return a commit by the last of its names, or else by its id."""
-        return f"{dataset}@{[str(commit)[:12], *self.names(dataset, commit)][-1]}"
-
     def parent(self, dataset: DatasetName, commit: CommitId) -> CommitId | None:
         """Return the first parent, or its nearest ancestor whose content is left."""
         freed = {commit for commit, is_freed in self.histories[dataset].expired.items() if is_freed}
         kept = KeptParents(self.objects, freed).of(self.objects.commit(commit), first_only=True)
         return kept[0] if kept else None
-
-    def link(self, text: str, dataset: DatasetName, *ids: object) -> Cell:
-        """Return a link to `page_of`, if there will be such a page."""
-        page = page_of(dataset, *ids)
-        return Cell(text, page if page in self.planned else None)
-
-    def to_dataset(self, dataset: DatasetName) -> Cell:
-        return self.link(str(dataset), dataset)
-
-    def to_commit(self, dataset: DatasetName, commit: CommitId) -> Cell:
-        return self.link(", ".join((*self.names(dataset, commit), str(commit)[:12])), dataset, commit)
-
-    def to_run(self, record: RunRecord, text: str = "") -> Cell:
-        return self.link(text or record.name or record.run[-8:], record.dataset, "run", record.run)
-
-    def run_rows(self, views: Iterable[RunView]) -> Iterator[Row]:
-        for view in views:
-            record = view.record
-            rev, commit = record.target.partition(":")[0].partition("@")[2], str(record.commit)
-            text = f"{record.dataset}{'' if commit.startswith(rev) else f'@{rev}'} {commit[:8]}"
-            data, began = self.link(text, record.dataset, record.commit), when(record.started_ms)
-            result, by = result_cell(record), name(record.user)
-            yield cells(self.to_run(record), data, began, took(view.took_seconds), result, by)
-
-    def run_table(self, title: str, views: Sequence[RunView], most: int) -> list[Block]:
-        rows = self.run_rows(views[:most])
-        return [table(title, RUN_HEADS, rows, "runs", total=len(views))] if views else []
 
     def read(self, files: Iterable[Located], most: int) -> Iterator[tuple[Entry, bytes | None]]:
         """Yield files with at most the first bytes of each; None for one that is erased, or can't be read."""

@@ -76,15 +76,9 @@ def diff(
     dataset; in a workspace they are relative to the working directory.
     """
     one_of(stat=stat, text=text, table=table, name_only=name_only, name_status=name_status)
-    one_of(
-        json=call.json,
-        jsonl=jsonl,
-        name_only=name_only,
-        name_status=name_status,
-        html=html,
-        markdown=markdown,
-    )
-    for form in filter(call.params.get, ("html", "markdown")):
+    forms = {"html": html, "markdown": markdown}
+    one_of(json=call.json, jsonl=jsonl, name_only=name_only, name_status=name_status, **forms)
+    for form in filter(forms.get, forms):
         call.takes_only(f"--{form}", "a", "b", form, "exit_code", "offline")
     one_of(dirs=dirs is not None, text=text, table=table, name_only=name_only, name_status=name_status)
     shown = _Shown(text=text, table=table, key=tuple(key or ()))

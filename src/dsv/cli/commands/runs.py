@@ -83,11 +83,10 @@ def runs(
     only = [what for what, it in asked_for.items() if it is not None]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
-    one_of(csv=as_csv, json=call.json, html=html)
-    one_of(compare=compare, html=html)
+    one_of(csv=as_csv, json=call.json, html=html, compare=html and compare)
     if watch and (only or compare or as_csv or call.json or html):
         raise UsageError("--watch takes ids and filters alone", subject="--watch", hint="dsv runs --watch")
-    most = None if ids or limit or call.json or compare or as_csv else SHOWN
+    most = None if ids or limit or call.json or compare or as_csv or html else SHOWN
     try:
         with call.context(writes=bool(into)) as context, open_runs(context, call.around.environ) as found:
             ids, of_dataset = (ids, of_dataset) if only else found.ids_or_dataset(ids, of_dataset)

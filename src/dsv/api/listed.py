@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, TypeVar
 
-from dsv.errors import Unsupported
 from dsv.run.listing import RunView
 from dsv.values import notebook
+from dsv.values.json import flattened
 
 _T = TypeVar("_T")
 _SHOWN = 10
@@ -26,11 +26,5 @@ class Listed(list[_T]):
 
 class ListedRuns(Listed[RunView]):
     def to_pandas(self) -> Any:
-        """Return a `DataFrame` with a row for each run and a column for each key. Raises `Unsupported`."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError as error:
-            raise Unsupported(
-                "pandas is not installed", subject="pandas", hint="pip install pandas"
-            ) from error
-        return pandas.DataFrame([flattened(view.item()) for view in self])
+        """Return a `DataFrame` with a row for each run and a column for each key. It takes pandas."""
+        return import_module("pandas").DataFrame([flattened(view.item()) for view in self])

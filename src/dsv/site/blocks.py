@@ -37,7 +37,6 @@ class SvgShape(msgspec.Struct, frozen=True, omit_defaults=True):
     x: float = 0
     y: float = 0
     text: str = ""
-    page: str | None = None
 
 
 class Drawing(msgspec.Struct, frozen=True):

@@ -8,8 +8,6 @@ from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 
-import msgspec
-
 from dsv.api.context import Context
 from dsv.api.runs import open_runs
 from dsv.errors import DsvError, IntegrityError, NotFound
@@ -19,24 +17,14 @@ from dsv.site.decoding import Decoder
 from dsv.site.folder import Renderer, SiteFolder
 from dsv.site.overviews import caches_of, dataset_of, lineage_of, lineages_of, overview_of
 from dsv.site.runs import before, run_of, runs_of
-from dsv.site.source import MOST_FILES, Folder, Source
+from dsv.site.source import Folder, Source
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName
 
-_MOST_LINEAGES = 200
+_MOST_FILES, _MOST_COMMITS, _MOST_LINEAGES, _NEWEST = 15_000, 500, 200, 30
+"""Of a site files, pages of commits and of lineages; and newest commits of a dataset with a page."""
 Makers = dict[str, Callable[..., Page]]
-Plan = dict[str, Callable[[], Page]]
-"""How each page is made."""
-
-
-class MadeSite(msgspec.Struct, frozen=True):
-    """index: the page to open. written: files that are new or have changed. problems: what is missing in the pages."""
-
-    index: Path
-    pages: int
-    written: int
-    removed: int
-    problems: tuple[DsvError, ...] = ()
+Named = tuple[DatasetName, CommitId]
 
 
 def open_source(stack: ExitStack, context: Context, environ: Mapping[str, str], folder: Folder,
@@ -46,40 +34,39 @@ def open_source(stack: ExitStack, context: Context, environ: Mapping[str, str], 
     return Source(context, runs, folder, decoder, datasets)
 
 
-def plan(source: Source) -> Plan:
-    """Return all pages of a site. Links lead to these."""
-    pairs = list(islice(dict.fromkeys(_pairs(source)), (MOST_FILES - len(source.planned)) // 4))
-    histories = source.histories.items()
-    named = [(dataset, commit) for dataset, of in histories for commit in of.names if commit in of.commits]
-    lineages = {commit: lineages_of(source, *commit) for commit in named[:_MOST_LINEAGES]}
-    lineages = {commit: graphs for commit, graphs in lineages.items() if any(graph.edges for graph in graphs)}
-    source.planned |= {page_of(*ids) for ids in (*pairs, *((*commit, "lineage") for commit in lineages))}
-    pages: Plan = {}
-    for commit in source.commits:
-        pages[page_of(*commit)] = partial(commit_of, source, *commit)
-    for pair in pairs:
-        pages[page_of(*pair)] = partial(difference_of, source, *pair)
-    for commit, both in lineages.items():
-        pages[page_of(*commit, "lineage")] = partial(lineage_of, source, *commit, both)
+def plan(source: Source) -> None:
+    """Decide which pages there will be. Links lead to these."""
+    pages, histories, commits = source.pages, source.histories.items(), list[Named]()
     for dataset, of in histories:
         pages[page_of(dataset)] = partial(dataset_of, source, of)
+        some = dict.fromkeys([*of.names, *islice(of.commits, _NEWEST)])
+        commits += ((dataset, commit) for commit in of.with_content(some))
     for view, other in before(source.runs):
         pages[page_of(view.record.dataset, "run", view.record.run)] = partial(run_of, source, view, other)
+    commits = commits[: min(_MOST_COMMITS, (_MOST_FILES - len(pages)) // 8)]
+    for commit in commits:
+        pages[page_of(*commit)] = partial(commit_of, source, *commit)
+    for pair in islice(_pairs(source, commits), (_MOST_FILES - len(pages)) // 4):
+        pages[page_of(*pair)] = partial(difference_of, source, *pair)
+    named = [(dataset, commit) for dataset, of in histories for commit in of.names if commit in of.commits]
+    for commit in named[:_MOST_LINEAGES]:
+        both = lineages_of(source, *commit)
+        if any(graph.edges for graph in both):
+            pages[page_of(*commit, "lineage")] = partial(lineage_of, source, *commit, both)
     pages[RUNS] = partial(runs_of, source, source.runs, source.all_runs)
     pages[CACHES], pages[INDEX] = partial(caches_of, source), partial(overview_of, source)
-    return pages
 
 
 def make_site(
     context: Context, environ: Mapping[str, str], root: Path, only: Sequence[DatasetName]
-) -> MadeSite:
-    """Write the pages of these datasets (none: of all) into a folder. Raises `Conflict` if that has other files, and
-    `NotFound` for a dataset that does not exist."""
+) -> tuple[SiteFolder, list[DsvError]]:
+    """Write the pages of these datasets (none: of all) into a folder, and return what could not be read. Raises
+    `Conflict` if that has other files, and `NotFound` for a dataset that does not exist."""
     renderer, folder = Renderer(), SiteFolder(root)
     with folder.lock, ExitStack() as stack:
         source = open_source(stack, context, environ, folder, only)
-        pages = plan(source)
-        for path, make in pages.items():
+        plan(source)
+        for path, make in source.pages.items():
             try:
                 page = make()
             except (IntegrityError, NotFound) as error:  # damaged, or erased meanwhile
@@ -87,8 +74,7 @@ def make_site(
                 page = Page("This page can't be made", [], notes=(error.message,))
             folder.page(path, page, renderer.html(page, path))
         folder.finish()
-        problems, index = tuple(source.problems), root / INDEX
-        return MadeSite(index, len(pages), folder.written, folder.removed, problems)
+        return folder, source.problems
 
 
 def one_page(
@@ -99,11 +85,12 @@ def one_page(
     renderer, images = Renderer(), dict[str, bytes]()
     with ExitStack() as stack:
         source = open_source(stack, context, environ, images, datasets)
-        source.planned.clear()
         return renderer.one_file(makers[kind](source, *about), images)
 
 
-def _pairs(source: Source) -> Iterator[tuple[DatasetName, CommitId, CommitId]]:
+def _pairs(
+    source: Source, commits: Sequence[tuple[DatasetName, CommitId]]
+) -> Iterator[tuple[DatasetName, CommitId, CommitId]]:
     """Yield what to compare: each tag with the one before it, `main` with the last tag, each commit with its parent."""
     for of in source.histories.values():
         tagged = set(of.with_content(value.commit for _, value in of.tags))
@@ -111,7 +98,7 @@ def _pairs(source: Source) -> Iterator[tuple[DatasetName, CommitId, CommitId]]:
         mains = [head.commit for head in of.heads if head.branch == MAIN and head.commit]
         line += [commit for commit in of.with_content(mains) if commit not in tagged]
         yield from ((of.dataset, *pair) for pair in pairwise(line))
-    for dataset, commit in source.commits:
+    for dataset, commit in commits:
         parent = source.parent(dataset, commit)
         if parent is not None:
             yield dataset, parent, commit

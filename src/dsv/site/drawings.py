@@ -100,7 +100,7 @@ def layered(nodes: Mapping[str, Cell], edges: Sequence[tuple[str, str]], label: 
     for key, node in nodes.items():
         x, y = places[key]
         shapes.append(SvgShape(f"box {node.look}", _rect(x, y, _BOX, _TALL)))
-        shapes.append(SvgShape("", x=x + 9, y=y + 19, text=cut(node.text, 26), page=node.page))
+        shapes.append(SvgShape("", x=x + 9, y=y + 19, text=cut(node.text, 26)))
         shapes.append(SvgShape("pale", x=x + 9, y=y + 36, text=cut(node.more[0].text, 32)))
     across, down = max(layer.values(), default=0), max(filled.values(), default=0)
     return Drawing(label, across * _ACROSS + _BOX + 8, down * _DOWN + _TALL + 8, tuple(shapes), "graph")

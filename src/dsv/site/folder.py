@@ -95,7 +95,8 @@ class SiteFolder:
     """
 
     def __init__(self, root: Path) -> None:
-        self.root, self._used, self.written, self.removed = root, set[str](), 0, 0
+        self.root, self.index, self._used = root, root / INDEX, set[str]()
+        self.pages = self.written = self.removed = 0
         with about(root):
             root.mkdir(parents=True, exist_ok=True)
             if not (root / _LOCK).is_dir() and any(root.iterdir()):
@@ -119,7 +120,7 @@ class SiteFolder:
                 self.written += 1
 
     def page(self, path: str, page: Page, html: bytes) -> None:
-        self[path] = html
+        self[path], self.pages = html, self.pages + 1
         rows = (row for block in page.blocks if block.kind == "pictures" for row in block.rows)
         self._used |= {path, *(cell.image for row in rows for cell in row if cell.image)}
 

@@ -13,6 +13,7 @@ from dsv.api.lineage_search import LineageSearch
 from dsv.api.space import usage
 from dsv.cache.evict import EvictionResult
 from dsv.errors import DsvError
+from dsv.repo.damage import read_damage
 from dsv.run.lineage import Lineage, LineageNode, Linked
 from dsv.run.result import result_text
 from dsv.site import blocks as show
@@ -44,7 +45,7 @@ def overview_of(source: Source) -> Page:
         lost, later = Cell(f"{space.lost:,}", look="bad" * (space.lost > 0)), size(store.expired.alone)
         parts = ("In all", size(store.total)), ("gc would free", freed), ("Expired, to be freed later", later)
         blocks.append(show.facts("Store", [*parts, ("Lost objects", lost)]))
-    notes, damage = [error.message for error in source.problems[:20]], source.damage
+    notes, damage = [error.message for error in source.problems[:20]], read_damage(source.repository)
     if damage is not None and (damage.packs or damage.objects or damage.missing):
         packs, objects = len(damage.packs), len(damage.objects) + len(damage.missing)
         what = f"{format_count(packs, 'pack')} and {format_count(objects, 'object')}"

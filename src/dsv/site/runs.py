@@ -44,7 +44,7 @@ def runs_of(source: PageLinks, chosen: Sequence[RunView], total: int = 0) -> Pag
     records = [(view.record.params, view.record.metrics or {}) for view in views]
     values = [flattened(params, "params.") | flattened(metrics, "metrics.") for params, metrics in records]
     every = {key: None for of_run in values for key in of_run if not _points(of_run[key])}
-    keys, heads, best = sorted(every, key="metrics.".__le__)[:_KEYS], list[Cell | str](RUN_HEADS), {}
+    keys, heads, best = sorted(every, key="params.".__gt__)[:_KEYS], list[Cell | str](RUN_HEADS), {}
     for key in keys:
         known = [of_run[key] for of_run in values if of_run.get(key) is not None]
         numbers = [value for value in known if isinstance(value, int | float) and not isinstance(value, bool)]
@@ -74,8 +74,12 @@ def before(views: Sequence[RunView]) -> Iterator[tuple[RunView, RunView | None]]
 def run_of(source: Source, view: RunView, other: RunView | None) -> Page:
     record, metrics = view.record, flattened(view.record.metrics or {})
     command = Cell(cut(as_text(list(record.command)), 2_000), look="code")
+    data = [(source.to_commit(of.dataset, of.commit), of) for of in record.data]
+    links = [
+        Cell(f"{of.name} {of.dataset} {name(of.path or '')} {link.text}", link.page) for link, of in data
+    ]
     about: list[tuple[str, Value]] = [
-        ("Result", result_cell(record)), ("Data", Cell("", more=tuple(_data(source, record)))), ("Command", command),
+        ("Result", result_cell(record)), ("Data", Cell("", more=tuple(links))), ("Command", command),
         ("Started", when(record.started_ms)), ("Took", took(view.took_seconds)),
         ("By", name(f"{record.user}@{record.host}")),
     ]  # fmt: skip
@@ -96,13 +100,6 @@ def run_of(source: Source, view: RunView, other: RunView | None) -> Page:
     blocks.append(show.facts("Record", [(key, _cell(key, value, 2_000)) for key, value in known]))
     above = Cell("Runs", show.RUNS), source.to_dataset(record.dataset)
     return Page(record.name or record.run, blocks, above, f"run {record.run} on {record.dataset}")
-
-
-def _data(source: Source, record: RunRecord) -> Iterator[Cell]:
-    for data in record.data:
-        link = source.to_commit(data.dataset, data.commit)
-        words = f"{data.name}:" if data.name else "", str(data.dataset), name(data.path or ""), link.text
-        yield Cell(" ".join(filter(None, words)), link.page)
 
 
 def _beside(source: Source, view: RunView, other: RunView) -> Block:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from dsv.api.context import Context
 from dsv.errors import DsvError, UsageError
-from dsv.site.blocks import INDEX, image_of
-from dsv.site.build import Plan, open_source, plan
+from dsv.site.blocks import INDEX, Page, image_of
+from dsv.site.build import open_source, plan
 from dsv.site.folder import STATIC, TEMPLATES, Renderer, missing, visible
 from dsv.values.names import DatasetName
 
@@ -40,7 +40,11 @@ class SiteServer:
     def __init__(self, port: int, open_in: Callable[[ExitStack, Folder], Source]) -> None:
         self.token, self.hosts = token_urlsafe(24), {f"127.0.0.1:{port}", f"localhost:{port}"}
         self._cookie, self._open, self._renderer, self._lock = f"dsv-{port}", open_in, Renderer(), Lock()
-        self._images, self._pages, self._fresh_until = dict[str, bytes](), Plan(), 0.0
+        self._images, self._pages, self._fresh_until = (
+            dict[str, bytes](),
+            dict[str, Callable[[], Page]](),
+            0.0,
+        )
         self.opened = ExitStack()
 
     def answer(self, request: Request) -> Response:
@@ -69,8 +73,11 @@ class SiteServer:
         if (began := time.monotonic()) > self._fresh_until:
             self.opened.close()
             source = self._open(self.opened, self._images)
-            self._pages, known = plan(source), source.objects.erasures.known.values()
-            for file in (file for erasure in known for file in erasure.files):
+            plan(source)
+            self._pages = source.pages
+            for file in (
+                file for erasure in source.objects.erasures.known.values() for file in erasure.files
+            ):
                 self._images.pop(image_of(file), None)
             self._fresh_until = max(began + _FRESH_SECONDS, 2 * time.monotonic() - began)
         page = self._pages.get(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -16,14 +16,13 @@ from dsv.format.locator import Location
 from dsv.format.records import CommitRecord, TagValue
 from dsv.format.tree import Entry
 from dsv.repo import history
-from dsv.repo.damage import read_damage
 from dsv.repo.expiry import read_expiry
 from dsv.repo.history import KeptParents
 from dsv.repo.refs.branches import Head
 from dsv.run.listing import RunQuery, RunView, each_run
 from dsv.run.record import RunRecord, RunState
 from dsv.run.result import result_text
-from dsv.site.blocks import Block, Cell, Row, cells, image_of, name, page_of, table, took, when
+from dsv.site.blocks import Block, Cell, Page, Row, cells, image_of, name, page_of, table, took, when
 from dsv.site.decoding import Decoder, Order
 from dsv.site.drawings import bar
 from dsv.site.folder import SiteFolder
@@ -32,9 +31,8 @@ from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName, TagName
 from dsv.values.units import format_bytes
 
-MOST_FILES, _MOST_RUNS, _MOST_THUMBNAILS = 15_000, 10_000, 3_000
-_MOST_COMMITS, _MOST_COMMIT_PAGES, _NEWEST = 1_000, 500, 30
-"""Commits of a dataset that are listed, pages of commits in a site, and newest commits of a dataset with a page."""
+_MOST_RUNS, _MOST_THUMBNAILS, _MOST_COMMITS = 10_000, 3_000, 1_000
+"""Of a site, of a site, and of a dataset."""
 _LARGEST_IMAGE = 32 << 20
 """Bytes of a file that is decoded as an image."""
 RUN_HEADS = ("run", "data", "started", "took>", "result", "user?")
@@ -78,7 +76,8 @@ class PageLinks:
     """Links to pages, if there will be such pages, and rows of tables with these."""
 
     def __init__(self) -> None:
-        self.planned, self.histories = set[str](), dict[DatasetName, DatasetHistory]()
+        self.pages, self.histories = dict[str, Callable[[], Page]](), dict[DatasetName, DatasetHistory]()
+        """How each page is made; and what is known of datasets."""
 
     def names(self, dataset: DatasetName, commit: CommitId) -> list[str]:
         of = self.histories.get(dataset)
@@ -91,7 +90,7 @@ class PageLinks:
     def link(self, text: str, dataset: DatasetName, *ids: object) -> Cell:
         """Return a link to `page_of`, if there will be such a page."""
         page = page_of(dataset, *ids)
-        return Cell(text, page if page in self.planned else None)
+        return Cell(text, page if page in self.pages else None)
 
     def to_dataset(self, dataset: DatasetName) -> Cell:
         return self.link(str(dataset), dataset)
@@ -121,6 +120,7 @@ class Source(PageLinks):
 
     def __init__(self, context: Context, opened: Runs, folder: Folder, decoder: Decoder,
                  only: Sequence[DatasetName]) -> None:  # fmt: skip
+        super().__init__()
         self.context, self.folder, self.decoder, self.only = context, folder, decoder, only
         self.repository, self.objects = opened.repository, opened.repository.objects
         self.problems, self.thumbnails, refs = list[DsvError](), 0, self.repository.refs
@@ -136,14 +136,6 @@ class Source(PageLinks):
         for view in self.runs:
             for commit in {data.commit for data in view.record.data}:
                 self.runs_on[commit].append(view)
-        self.damage = read_damage(self.repository)
-        self.planned = {page_of(dataset) for dataset in self.histories}
-        self.planned |= {page_of(view.record.dataset, "run", view.record.run) for view in self.runs}
-        most = min(_MOST_COMMIT_PAGES, (MOST_FILES - len(self.planned)) // 8)
-        commits = ((of.dataset, commit) for of in self.histories.values()
-                   for commit in of.with_content(dict.fromkeys([*of.names, *islice(of.commits, _NEWEST)])))  # fmt: skip
-        self.commits = list(islice(commits, most))
-        self.planned |= {page_of(*commit) for commit in self.commits}
 
     def _history(self, dataset: DatasetName) -> DatasetHistory:
         heads, tags = self.repository.refs.names(dataset)

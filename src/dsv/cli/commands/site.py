@@ -65,10 +65,10 @@ def site(
             return 0
         from dsv.site.build import make_site
 
-        made = make_site(context, call.around.environ, Path(folder).absolute(), chosen)
+        made, problems = make_site(context, call.around.environ, Path(folder).absolute(), chosen)
     call.result(made)
     call.line(str(made.index))
-    for problem in made.problems:
+    for problem in problems:
         call.complain(problem)
     call.say(f"{format_count(made.pages, 'page')}; {made.written:,} written, {made.removed:,} deleted")
-    return made.problems[0].exit_code if made.problems else 0
+    return problems[0].exit_code if problems else 0

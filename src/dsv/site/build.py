@@ -11,12 +11,13 @@ from pathlib import Path
 from dsv.api.context import Context
 from dsv.api.runs import open_runs
 from dsv.errors import DsvError, IntegrityError, NotFound
+from dsv.run.listing import RunView
 from dsv.site.blocks import CACHES, INDEX, RUNS, Page, page_of
 from dsv.site.contents import commit_of, difference_of
 from dsv.site.decoding import Decoder
 from dsv.site.folder import Renderer, SiteFolder
 from dsv.site.overviews import caches_of, dataset_of, lineage_of, lineages_of, overview_of
-from dsv.site.runs import before, run_of, runs_of
+from dsv.site.runs import run_of, runs_of
 from dsv.site.source import Folder, Source
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName
@@ -41,8 +42,11 @@ def plan(source: Source) -> None:
         pages[page_of(dataset)] = partial(dataset_of, source, of)
         some = dict.fromkeys([*of.names, *islice(of.commits, _NEWEST)])
         commits += ((dataset, commit) for commit in of.with_content(some))
-    for view, other in before(source.runs):
-        pages[page_of(view.record.dataset, "run", view.record.run)] = partial(run_of, source, view, other)
+    last = dict[DatasetName, RunView]()
+    for view in reversed(source.runs):  # each beside the one before it on its dataset
+        dataset = view.record.dataset
+        pages[page_of(dataset, "run", view.record.run)] = partial(run_of, source, view, last.get(dataset))
+        last[dataset] = view
     commits = commits[: min(_MOST_COMMITS, (_MOST_FILES - len(pages)) // 8)]
     for commit in commits:
         pages[page_of(*commit)] = partial(commit_of, source, *commit)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-import msgspec
 from msgspec.structs import replace
 
 from dsv.api.log import changes_between
@@ -43,34 +42,32 @@ def kind_of(path: bytes) -> str:
     return "table" if table_format(path) in ("csv", "tsv", "parquet") else "text" if ending in _TEXTS else ""
 
 
-class _Content(msgspec.Struct):
+class _Content:
     """What the page shows of a tree: its first files, those of each kind by folder, and how many of these there are."""
 
-    summary: Summary
-    files: list[Located]
-    chosen: dict[str, dict[bytes, list[Located]]]
-    counts: dict[str, dict[bytes, int]]
+    def __init__(self, tree: TreeReader) -> None:
+        self.summary, self.files = Summary(), list[Located]()
+        self.chosen = {kind: defaultdict[bytes, list[Located]](list) for kind in _OF_COMMIT}
+        self.counts = {kind: Counter[bytes]() for kind in _OF_COMMIT}
+        for located in tree.segments():
+            self.summary.add_files(located.segment.paths, located.segment.sizes)
+            for at, path in enumerate(located.segment.paths):
+                if len(self.files) < _FILES:
+                    self.files.append(located.entry(at))
+                if kind := kind_of(path):
+                    folder, chosen, counts = (
+                        path[: path.rfind(b"/") + 1],
+                        self.chosen[kind],
+                        self.counts[kind],
+                    )
+                    counts[folder] += 1
+                    files, folders = _OF_COMMIT[kind]
+                    if counts[folder] <= files and (folder in chosen or len(chosen) < folders):
+                        chosen[folder].append(located.entry(at))
 
     def of(self, kind: str) -> list[Difference]:
         files = chain.from_iterable(self.chosen[kind].values())
         return [Difference(What.ADDED, None, entry, None, location) for entry, location in files]
-
-
-def _looked_through(tree: TreeReader) -> _Content:
-    counts = {kind: defaultdict[bytes, int](int) for kind in _OF_COMMIT}
-    content = _Content(Summary(), [], {kind: {} for kind in _OF_COMMIT}, {**counts})
-    for located in tree.segments():
-        content.summary.add_files(located.segment.paths, located.segment.sizes)
-        for at, path in enumerate(located.segment.paths):
-            if len(content.files) < _FILES:
-                content.files.append(located.entry(at))
-            if kind := kind_of(path):
-                folder, chosen = path[: path.rfind(b"/") + 1], content.chosen[kind]
-                files, folders = _OF_COMMIT[kind]
-                counts[kind][folder] += 1
-                if counts[kind][folder] <= files and (folder in chosen or len(chosen) < folders):
-                    chosen.setdefault(folder, []).append(located.entry(at))
-    return content
 
 
 def commit_of(source: Source, dataset: DatasetName, commit: CommitId) -> Page:
@@ -87,7 +84,7 @@ def commit_of(source: Source, dataset: DatasetName, commit: CommitId) -> Page:
     ]  # fmt: skip
     tree, known = TreeReader(source.objects, commit), len(source.problems)
     tree.left_out = lambda _, error: source.problems.append(error)
-    content, message = _looked_through(tree), about.message.strip()
+    content, message = _Content(tree), about.message.strip()
     files = (cells(name(entry.path), entry.kind.word, size(entry.size)) for entry, _ in content.files)
     blocks = [
         show.facts("About", rows),

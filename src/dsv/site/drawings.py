@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dsv.site.blocks import Cell, Drawing, SvgShape, cut
 from dsv.values.units import utc
 
-_WIDE, _FLOOR, _LEFT = 454.0, 130.0, 62.0
 _LANE, _ROW, _MOST_LANES = 14, 34, 32
 _BOX, _TALL, _ACROSS, _DOWN = 210.0, 46.0, 274.0, 62.0
 """Of a box in a graph its width and height, and the distances to the next ones."""
@@ -17,35 +16,19 @@ def _rect(x: float, y: float, width: float, height: float) -> str:
     return f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h{-width:.1f}z"
 
 
-def _way(points: Iterable[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-
-
-def line(title: str, points: Sequence[tuple[float, float]], shown: Callable[[float], str]) -> Drawing:
-    """Draw values by time (milliseconds since 1970), or by step."""
+def line(title: str, points: Sequence[tuple[float, float]], shown: Callable[[float], str], wide: int = 440,
+         high: int = 120) -> Drawing:  # fmt: skip
+    """Draw values by time (milliseconds since 1970), or by step. The label says where the line begins and ends."""
     (first, begun), (last, ended) = points[0], points[-1]
     least, most = min(y for _, y in points), max(y for _, y in points)
-    low, step = min(0.0, least), (_WIDE - _LEFT - 4) / ((last - first) or 1.0)
-    unit = (_FLOOR - 8) / (1.06 * (most - low) or 1.0)
-    placed = [(_LEFT + (x - first) * step, _FLOOR - (y - low) * unit) for x, y in points]
+    low, step = min(0.0, least), (wide - 4) / ((last - first) or 1.0)
+    unit = (high - 4) / ((most - low) or 1.0)
+    way = "L".join(f"{2 + (x - first) * step:.1f} {high - 2 - (y - low) * unit:.1f}" for x, y in points)
     begin, end = (f"{utc(x):%Y-%m-%d}" if x > 1e11 else f"{x:g}" for x in (first, last))
-    top, way = min(y for _, y in placed), _way(placed)
-    shapes = (
-        SvgShape("axis", f"M{_LEFT} 4V{_FLOOR}H{_WIDE}"), SvgShape("grid", f"M{_LEFT} {top:.1f}H{_WIDE}"),
-        SvgShape("end", x=_LEFT - 5, y=round(top + 4), text=shown(most)),
-        SvgShape("", x=_LEFT, y=_FLOOR + 15, text=begin),
-        SvgShape("end", x=_WIDE, y=_FLOOR + 15, text=end if end != begin else ""),
-        SvgShape("area", f"{way}V{_FLOOR}H{_LEFT}Z"), SvgShape("line", way),
-    )  # fmt: skip
     ends = f"from {shown(begun)} ({begin}) to {shown(ended)} ({end})"
     label = f"{title}: {ends}, least {shown(least)}, most {shown(most)}"
-    return Drawing(label, _WIDE + 6, _FLOOR + 20, shapes, "plot")
-
-
-def spark(values: Sequence[float]) -> Drawing:
-    high, step = max(values) or 1, 80 / max(1, len(values) - 1)
-    way = _way((at * step, 22 - 20 * value / high) for at, value in enumerate(values))
-    return Drawing("bytes over time", 82, 24, (SvgShape("area", f"{way}V23H0Z"), SvgShape("line", way)))
+    shapes = SvgShape("area", f"M{way}V{high}H2Z"), SvgShape("line", f"M{way}")
+    return Drawing(label, wide, high, shapes, "plot")
 
 
 def bars(counts: Sequence[int]) -> Drawing:

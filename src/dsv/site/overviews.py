@@ -27,13 +27,18 @@ from dsv.values.units import format_bytes, format_count
 _LAST_RUNS, _SPARK, _NODES, _READERS = 20, 60, 60, 200
 
 
+def _bytes(count: float) -> str:
+    return format_bytes(int(count))
+
+
 def overview_of(source: Source) -> Page:
     space, rows = usage(source.context, list(map(str, source.only))), []
     stored = {item.name: item.stored for item in space.items}
     for of in source.histories.values():
-        about, sizes = of.main, [commit.bytes for commit in of.commits.values()][_SPARK - 1 :: -1]
+        about, commits = of.main, list(of.commits.values())[_SPARK - 1 :: -1]
         files, count, time_ms = (about.files, about.bytes, about.time_ms) if about else (None, None, None)
-        growth = Cell("", sort=len(sizes), drawing=drawings.spark(sizes) if len(sizes) > 1 else None)
+        sizes = [(commit.time_ms, commit.bytes) for commit in commits]
+        growth = Cell("", drawing=drawings.line("bytes", sizes, _bytes, 80, 24) if sizes[1:] else None)
         message = cut(about.message.partition("\n")[0], 90) if about else "no commit yet"
         rows.append(cells(source.to_dataset(of.dataset), files, size(count), size(stored.get(str(of.dataset))), growth,
                           len(of.commits), when(time_ms), message))  # fmt: skip
@@ -68,7 +73,7 @@ def dataset_of(source: Source, of: DatasetHistory) -> Page:
     if len(grown) > 1:
         sizes = [(about.time_ms, about.bytes) for about in grown]
         files = drawings.line("files", [(about.time_ms, about.files) for about in grown], "{:,.0f}".format)
-        drawn = drawings.line("bytes", sizes, lambda y: format_bytes(int(y))), files
+        drawn = drawings.line("bytes", sizes, _bytes), files
         blocks.append(show.plots("Bytes and files over time", drawn))
     runs = [view for view in source.runs if view.record.dataset == dataset]
     blocks += [_history(source, of), *source.run_table("Last runs", runs, _LAST_RUNS)]
@@ -164,13 +169,11 @@ def caches_of(source: Source) -> Page:
 def _cache(source: Source, report: CachedReport, next_evict: EvictionResult) -> list[Block]:
     room, goes = report.room, {commit.path for commit in next_evict.evicted}
     share = min(1.0, room.used_bytes / max(1, room.max_size or room.total_bytes))
-    used = f"{format_bytes(room.used_bytes)} in {format_count(room.used_files, 'file')}"
-    limits = [f"at most {format_bytes(room.max_size)}"] if room.max_size else []
+    used = f"{format_bytes(room.used_bytes)} of at most {format_bytes(room.max_size or room.total_bytes)}"
     freed = f"{format_bytes(next_evict.freed_bytes)} of {format_count(len(goes), 'commit')}"
     facts: list[tuple[str, Value]] = [
         ("Used", Cell(used, drawing=drawings.bar(share))),
         ("Free on its disk", f"{format_bytes(room.free_bytes)} of {format_bytes(room.total_bytes)}"),
-        ("Limits", ", ".join([*limits, *(f"{amount} free" for amount in room.min_free)]) or "none"),
         ("Exceeded", ", ".join(room.exceeded) or "none"), ("The next evict frees", freed if goes else "nothing"),
     ]  # fmt: skip
     rows = [

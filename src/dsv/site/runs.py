@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from dsv.run.listing import RunView, as_text, differences, sort_order
 from dsv.run.record import RunRecord
@@ -63,15 +63,8 @@ def runs_of(source: PageLinks, chosen: Sequence[RunView], total: int = 0) -> Pag
     return Page("Runs", blocks, under=format_count(total, "run"))
 
 
-def before(views: Sequence[RunView]) -> Iterator[tuple[RunView, RunView | None]]:
-    """Yield each run with the one before it on its dataset."""
-    last = dict[str, RunView]()
-    for view in reversed(views):
-        yield view, last.get(view.record.dataset)
-        last[view.record.dataset] = view
-
-
 def run_of(source: Source, view: RunView, other: RunView | None) -> Page:
+    """other: one to compare it with."""
     record, metrics = view.record, flattened(view.record.metrics or {})
     command = Cell(cut(as_text(list(record.command)), 2_000), look="code")
     data = [(source.to_commit(of.dataset, of.commit), of) for of in record.data]
@@ -105,11 +98,7 @@ def run_of(source: Source, view: RunView, other: RunView | None) -> Page:
 def _beside(source: Source, view: RunView, other: RunView) -> Block:
     """Return what differs between two runs, with the command that shows how their data differ."""
     differ, same = differences([other, view])
-    rows = [
-        cells(name(key), *(_cell(key, value, 60) for value in values))
-        for key, values in differ
-        if not any(isinstance(value, list) and value and isinstance(value[0], dict) for value in values)
-    ]
+    rows = [cells(name(key), *(_cell(key, value, 60) for value in values)) for key, values in differ]
     old, new, note = other.record, view.record, f"{format_count(same, 'key')} the same."
     if old.commit != new.commit:
         targets = (f"{record.dataset}@{str(record.commit)[:12]}" for record in (old, new))

@@ -191,22 +191,25 @@ def _shown(source: Source, kind: str, files: Sequence[Difference], every: int) -
         sides, is_group = _sides(file), table_format(file.path) == "parquet"
         both, note = len(sides) == 2, _UNREADABLE
         most = (16 << 20 if both else MOST_GROUP if is_group else 1 << 20) if kind == "table" else 1 << 20
-        whole, data = sides[0][0].size, [side for _, side in source.read(sides, most) if side is not None]
-        if (both or is_group) and any(entry.size > most for entry, _ in sides):
+        is_large = (both or is_group) and any(entry.size > most for entry, _ in sides)
+        contents = source.read([] if is_large else sides, most)
+        whole, data = sides[0][0].size, [side for _, side in contents if side is not None]
+        if is_large:
             note = f"files of more than {format_bytes(most)} are not read"
         elif kind == "table" and len(data) == len(sides):
-            order = Order("difference" if both else "head", file.path, data[0], whole, data[-1])
+            order = Order("difference" if both else "head", file.path, data[0], whole, *data[1:])
             answer = source.decoder.ask(order)
             yield from answer.blocks
             note = f"can't be shown: {answer.error}" if answer.error else ""
         elif len(data) == len(sides):
             ends = (None if len(side) < most else side.rfind(b"\n") + 1 for side in data)
-            texts = [decode_text(side[:end]) or "" for side, end in zip(data, ends, strict=True)]
-            lines = [*diff_lines(*map(split_lines, texts))] if both else texts[0].splitlines()
-            note, looks = f"{len(lines[:_LINES]):,} of {len(lines):,} lines", _LOOKS if both else {}
-            note = "" if whole > len(data[0]) else note
-            yield show.text(f"Text {name(file.path)}", lines[:_LINES], note, looks)
-            continue
+            texts = [decode_text(side[:end]) for side, end in zip(data, ends, strict=True)]
+            known, note = [text for text in texts if text is not None], "can't be read as text"
+            if len(known) == len(sides):
+                lines = [*diff_lines(*map(split_lines, known))] if both else known[0].splitlines()
+                note = f"{len(lines[:_LINES]):,} of {len(lines):,} lines" if whole == len(data[0]) else ""
+                yield show.text(f"Text {name(file.path)}", lines[:_LINES], note, _LOOKS if both else {})
+                continue
         if note:
             yield show.text(f"{kind.title()} {name(file.path)}", note=note)
     yield from show.left_out(len(files), every, f"{kind}s")

@@ -71,16 +71,13 @@ class Renderer:
     def fragment(self, page: Page, images: dict[str, bytes]) -> str:
         """Return the blocks of a page, with a style that holds for these alone."""
         style = (TEMPLATES / "style.css").read_text("utf-8").replace(":root", "&").replace("body {", "& {")
-        macros = self._templates.get_template("blocks.html").make_module(
-            {"up": "", "address": partial(_inline, images)}
-        )
-        content = vars(macros)["content"](page)
+        names = {"up": "", "address": partial(_inline, images)}
+        content = vars(self._templates.get_template("blocks.html").make_module(names))["content"](page)
         return f'<div class="dsv"><style>.dsv {{ {style} }}</style>{content}</div>'
 
     def _html(self, page: Page, **more: object) -> bytes:
-        text: str = self._templates.get_template("page.html").render(
-            page=page, version=version("dsv-data"), **more
-        )
+        names = {"page": page, "version": version("dsv-data"), **more}
+        text: str = self._templates.get_template("page.html").render(names)
         return text.encode("utf-8", "backslashreplace")
 
 

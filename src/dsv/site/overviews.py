@@ -136,7 +136,9 @@ def _node(source: PageLinks, node: LineageNode, start: str) -> Cell:
         second = " ".join(["run", result_text(record), *params])
         return Cell(record.name or record.run, source.to_run(record).page, look="run", more=cells(second))
     if node.dataset is None or node.commit is None or about is None:
-        return Cell(name(node.id), look="lost", more=cells("not in this store"))
+        return Cell(
+            name(node.id), look="lost", more=cells("a file" if node.kind == "file" else "not in this store")
+        )
     states = {"moved": f"{node.branch} has moved", "gone": f"{node.branch} is gone"}
     moved = states.get(node.branch_state or "", "")
     second = ", ".join(filter(None, ("raw data" * node.raw, format_count(about.files, "file"), moved)))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from dsv.api.context import Context
 from dsv.errors import DsvError, UsageError
-from dsv.site.blocks import INDEX, Page, image_of
+from dsv.site.blocks import INDEX, image_of
 from dsv.site.build import open_source, plan
 from dsv.site.folder import STATIC, TEMPLATES, Renderer, missing, visible
 from dsv.values.names import DatasetName
@@ -40,12 +40,8 @@ class SiteServer:
     def __init__(self, port: int, open_in: Callable[[ExitStack, Folder], Source]) -> None:
         self.token, self.hosts = token_urlsafe(24), {f"127.0.0.1:{port}", f"localhost:{port}"}
         self._cookie, self._open, self._renderer, self._lock = f"dsv-{port}", open_in, Renderer(), Lock()
-        self._images, self._pages, self._fresh_until = (
-            dict[str, bytes](),
-            dict[str, Callable[[], Page]](),
-            0.0,
-        )
-        self.opened = ExitStack()
+        self.opened, self._images, self._fresh_until = ExitStack(), dict[str, bytes](), 0.0
+        self._source: Source | None = None
 
     def answer(self, request: Request) -> Response:
         from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -70,18 +66,16 @@ class SiteServer:
         return Response(body, 200, HEADERS, kind)
 
     def _page(self, path: str) -> bytes | None:
-        if (began := time.monotonic()) > self._fresh_until:
+        if (began := time.monotonic()) > self._fresh_until or self._source is None:
             self.opened.close()
-            source = self._open(self.opened, self._images)
-            plan(source)
-            self._pages = source.pages
-            for file in (
-                file for erasure in source.objects.erasures.known.values() for file in erasure.files
-            ):
-                self._images.pop(image_of(file), None)
+            self._source = self._open(self.opened, self._images)
+            plan(self._source)
+            for erasure in self._source.objects.erasures.known.values():
+                for file in erasure.files:
+                    self._images.pop(image_of(file), None)
             self._fresh_until = max(began + _FRESH_SECONDS, 2 * time.monotonic() - began)
-        page = self._pages.get(path)
-        return self._images.get(path) if page is None else self._renderer.html(page(), path)
+        make = self._source.pages.get(path)
+        return self._images.get(path) if make is None else self._renderer.html(make(), path)
 
 
 def serve(context: Context, environ: Mapping[str, str], only: Sequence[DatasetName], port: int,

@@ -24,7 +24,7 @@ from dsv.values.paths import WHOLE
 from dsv.values.units import format_bytes, format_count
 
 _IMAGES = frozenset(b"png jpg jpeg gif webp bmp tif tiff ppm pgm pbm".split())
-_TEXTS = frozenset(b"md txt json jsonl yaml yml toml xml html svg py sh ini log rst".split())
+_TEXTS = frozenset(b"md txt json jsonl yaml yml toml xml html svg py sh ini log rst js ts c h cpp rs go r jl cfg".split())
 _OF_COMMIT = {"image": (8, 16), "table": (2, 2), "text": (2, 3)}
 """Files of each kind that are shown of a folder, and folders."""
 _DIFFERENT = {"image": 32, "table": 6, "text": 10}
@@ -55,14 +55,10 @@ class _Content:
                 if len(self.files) < _FILES:
                     self.files.append(located.entry(at))
                 if kind := kind_of(path):
-                    folder, chosen, counts = (
-                        path[: path.rfind(b"/") + 1],
-                        self.chosen[kind],
-                        self.counts[kind],
-                    )
-                    counts[folder] += 1
+                    folder, chosen = path[: path.rfind(b"/") + 1], self.chosen[kind]
+                    self.counts[kind][folder] += 1
                     files, folders = _OF_COMMIT[kind]
-                    if counts[folder] <= files and (folder in chosen or len(chosen) < folders):
+                    if self.counts[kind][folder] <= files and (folder in chosen or len(chosen) < folders):
                         chosen[folder].append(located.entry(at))
 
     def of(self, kind: str) -> list[Difference]:
@@ -93,6 +89,7 @@ def commit_of(source: Source, dataset: DatasetName, commit: CommitId) -> Page:
         *(Block("pictures", f"Images in {name(folder or ROOT)}", tuple(zip(source.pictures(files))),
                 total=content.counts["image"][folder], what="images")
           for folder, files in content.chosen["image"].items()),
+        *show.left_out(len(content.chosen["image"]), len(content.counts["image"]), "folders with images"),
         *(block for kind in ("table", "text")
           for block in _shown(source, kind, content.of(kind), sum(content.counts[kind].values()))),
         show.table("Files", ("path", "kind", "size>"), files, "paths", total=about.entries),

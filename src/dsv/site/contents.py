@@ -24,7 +24,9 @@ from dsv.values.paths import WHOLE
 from dsv.values.units import format_bytes, format_count
 
 _IMAGES = frozenset(b"png jpg jpeg gif webp bmp tif tiff ppm pgm pbm".split())
-_TEXTS = frozenset(b"md txt json jsonl yaml yml toml xml html svg py sh ini log rst js ts c h cpp rs go r jl cfg".split())
+_TEXTS = frozenset(
+    b"md txt json jsonl yaml yml toml xml html svg py sh ini log rst js ts c h cpp rs go cfg".split()
+)
 _OF_COMMIT = {"image": (8, 16), "table": (2, 2), "text": (2, 3)}
 """Files of each kind that are shown of a folder, and folders."""
 _DIFFERENT = {"image": 32, "table": 6, "text": 10}

@@ -1,4 +1,5 @@
-"""Receipts: files of targets with full commit ids, one a line, such as `resized@4f2a…`. Each line is a target."""
+"""Lock files, which say which data belongs to the code beside them: targets with full commit ids, one a line, such as
+`resized@4f2a…`. A receipt of `dsv run --into` is a lock file of one line."""
 
 from __future__ import annotations
 
@@ -7,12 +8,76 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 
-from dsv.errors import UsageError
+from dsv.api.context import Context
+from dsv.errors import NotFound, UsageError
 from dsv.files.small_files import read_small, replace_file
-from dsv.values.names import Target
+from dsv.values.names import Rev, Target, clean_path
+from dsv.values.paths import show
 
 _LINES = re.compile(rb"([^@:\n]+@[0-9a-f]{64}(:[^\n]+)?\n)*")
+_LOCKED = re.compile(r"[^@:]+@[0-9a-f]{64}(:[^\r\n]+)?")
+_MARKS = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
+
+
+def lock(context: Context, targets: Iterable[Target]) -> dict[Target, Target]:
+    """Return the lines for targets, as `read_lock` does. Raises `NotFound`, also for a path that the commit does not
+    have, and `UsageError`."""
+    from dsv.api.datasets import ls, resolve  # a run reads a lock file without them
+
+    lines = []
+    for target in targets:
+        resolved = resolve(context, target)
+        line = Target(resolved.dataset, Rev(str(resolved.commit)), clean_path(target.path) or None)
+        if not _LOCKED.fullmatch(str(line)):
+            raise UsageError("a lock file can't hold a path with a line break", subject=str(target))
+        with ls(context, line):  # which looks for the path
+            lines.append(line)
+    return _by_place(lines, "a lock file")
+
+
+def read_lock(path: Path, *, may_be_empty: bool = False) -> dict[Target, Target]:
+    """Return the sorted targets of a lock file by themselves without their commit. Raises as `read_bytes`, `NotFound`,
+    and `UsageError`."""
+    again, lines = f"dsv lock TARGET... > {quote(str(path))}", []
+    if not path.exists():
+        raise NotFound(f"there is no lock file {path}", subject=str(path), hint=again)
+    content = path.read_bytes().decode("utf-8", "surrogateescape")
+    for number, text in enumerate(content.split("\n"), 1):
+        text = text.removesuffix("\r")  # git may have added it
+        if _LOCKED.fullmatch(text):
+            lines.append(Target.parse(text))
+        elif text.strip() and not text.startswith("#"):
+            shown = show(text.encode("utf-8", "surrogateescape"))
+            what = "is no DATASET@COMMIT with a full id"
+            what = "marks a conflict that git has left" if text.startswith(_MARKS) else what
+            raise UsageError(f"line {number} of {path} {what}: {shown}", subject=str(path), hint=again)
+    if not lines and not may_be_empty:
+        raise UsageError(f"{path} names no data", subject=str(path), hint=again)
+    return _by_place(lines, str(path))
+
+
+def further_data(texts: Iterable[str], target: Target) -> tuple[list[str], Target]:
+    """Return the values of `--data`, with NAME=TARGET for each line of a lock file in place of `@FILE`, and the target
+    of the run: if the file names that without its commit, it is this line, which is no further data."""
+    data: list[str] = []
+    for text in texts:
+        lines = read_lock(Path(text[1:])) if text.startswith("@") else {}
+        target = lines.pop(target, target)
+        named = [f"{re.split('[/:]', str(place))[-1]}={line}" for place, line in lines.items()]
+        data += named if text.startswith("@") else [text]
+    return data, target
+
+
+def _by_place(lines: Iterable[Target], file: str) -> dict[Target, Target]:
+    """Raises `UsageError` for two commits of one place."""
+    placed: dict[str, Target] = {}
+    for line in lines:
+        place = str(Target(line.dataset, None, line.path))
+        if placed.setdefault(place, line) != line:
+            raise UsageError(f"{file} can't have two commits of {place}", subject=place, hint="keep one line")
+    return {Target.parse(place): placed[place] for place in sorted(placed)}
 
 
 def write_receipt(path: Path, targets: Iterable[Target]) -> None:

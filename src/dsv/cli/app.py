@@ -32,7 +32,7 @@ RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
 """Commands that continue an interrupted run of themselves."""
 _FILES = {
     "hold": "release",
-    "ls": "cat resolve",
+    "ls": "cat lock resolve",
     "merge": "cherry-pick revert",
     "put": "mv rm",
     "restore": "rollback",
@@ -235,7 +235,7 @@ OTHER_NAMES: dict[str, str] = {
     "blame": "dsv log --follow PATH says in which commit a file got its content, and from which path it came",
     "list": "dsv ls",
     "clean": "dsv evict",
-    "pin": "dsv hold TARGET",
+    "pin": "dsv hold TARGET keeps it cached; dsv lock TARGET > data.lock names its commit in a file",
     "unpin": "dsv release TARGET",
     "submit": "dsv run --detach, or dsv run --on POOL",
     "sweep": "dsv run TARGET -p lr=0.1,0.01 --sweep starts a run for each value",

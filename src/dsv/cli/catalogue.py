@@ -24,6 +24,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "cat": "Print one file of a commit",
         "resolve": "Print the full commit id that a target names",
         "site": "Write pages that show datasets, runs and caches in a browser",
+        "lock": "Print targets with full commit ids, for a file in git",
         "datasets": "List what the store holds, or delete or rename a dataset",
         "put": "Add or replace files of a dataset, without a workspace",
         "rm": "Remove files and folders of a dataset, without a workspace",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv.api.context import Context
 from dsv.api.pools import Placing, pools_to_try
-from dsv.api.receipts import check_receipt, write_receipt
+from dsv.api.receipts import check_receipt, further_data, write_receipt
 from dsv.api.run import dry_run, recorded_run, run
 from dsv.cli.call import Call
 from dsv.cli.detach import detach, start_supervisor
@@ -66,8 +66,9 @@ def spec_of(call: Call, typed: RunArguments, context: Context, place: RunPlace) 
     if typed.again is not None:
         return _again(call, typed, context, place, env)
     assert typed.target is not None  # see _check
-    target = Target.parse(typed.target)
-    return JobSpec(target=target, command=call.words, **env, **parse_options(typed.options))
+    data, target = further_data(typed.options.get("data") or (), Target.parse(typed.target))
+    options = parse_options({**typed.options, "data": data} if "data" in typed.options else typed.options)
+    return JobSpec(target=target, command=call.words, **env, **options)
 
 
 def member_spec(call: Call, typed: RunArguments, context: Context, place: RunPlace) -> JobSpec:

@@ -36,6 +36,7 @@ Force = Annotated[
 ]
 """For commands in which --force means nothing else."""
 JsonLines = Annotated[bool, option("--jsonl", "One JSON object a line.")]
+LockFile = Annotated[str | None, option("--lock FILE", "Take the commits of this file of 'dsv lock'.")]
 Message = Annotated[str | None, option("-m --message TEXT", "Commit message.", parser=text)]
 Names = Annotated[
     str | None,

@@ -42,7 +42,10 @@ class JobSpec(Task):
 
     target: Target
     data: Mapping[str, Target] = option(
-        "--data NAME=TARGET", "Further data, at /data/NAME.", parse_data, several=True
+        "--data NAME=TARGET|@FILE",
+        "Further data, at /data/NAME, or that of a lock file.",
+        parse_data,
+        several=True,
     )
     """Keys are the names below `/data`."""
     engine: str | None = option("--engine ENGINE", "docker, podman or process; else the first that answers.")

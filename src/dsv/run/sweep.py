@@ -38,7 +38,7 @@ from dsv.run.record import CodeState, RunId, RunRecord, RunState
 from dsv.run.spec import JobSpec, seated
 from dsv.stores.base import PutResult, StoreBackend, TooLargeError
 from dsv.values.json import Json
-from dsv.values.names import DatasetName
+from dsv.values.names import DatasetName, Target
 
 _DECODER = msgspec.json.Decoder(RunOwner)
 _UNKNOWN = RunOwner(Process("", 0, 0), "another machine")
@@ -265,6 +265,8 @@ class SweepPlan:
         return {
             "seat": asdict(replace(self.seat, number=number)),
             "pins": dict(self.spec.pins),
+            "target": str(self.spec.target),
+            "data": {name: str(target) for name, target in self.spec.data.items()},
             "code": None if code is None else asdict(code),
             "again": self.again,
             "out": None if self.out is None else str(self.out),
@@ -277,6 +279,8 @@ def as_member(spec: JobSpec, member: Mapping[str, Json]) -> JobSpec:
     spec = replace(
         spec,
         pins=member["pins"],
+        target=Target.parse(member["target"]),
+        data={name: Target.parse(text) for name, text in member["data"].items()},
         recorded_code=spec.recorded_code if code is None else CodeState(**code),
         again_of=None,
         out=None if member["out"] is None else Path(member["out"]),

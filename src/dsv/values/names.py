@@ -182,7 +182,8 @@ def parse_data(texts: Iterable[str]) -> dict[str, Target]:
         if not equals or not is_data_name(name):
             raise UsageError(f"{text!r} is not NAME=TARGET", subject=text, hint="--data masks=chest-masks@v1")
         if data_variable(name) in map(data_variable, data):
-            raise UsageError(f"two --data give the variable {data_variable(name)}", subject=name)
+            hint = "name them: --data NAME=TARGET"
+            raise UsageError(f"two --data give the variable {data_variable(name)}", subject=name, hint=hint)
         data[name] = Target.parse(target)
     return data
 

@@ -10,7 +10,7 @@ from dsv.api.cache import cache as materialize
 from dsv.api.cache import check_link, make_link
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
-from dsv.cli.options import Offline, Strict, one_of
+from dsv.cli.options import LockFile, Offline, Strict, one_of
 from dsv.cli.output import local_time, to_item
 from dsv.errors import UsageError
 from dsv.run.staged import Staged
@@ -25,6 +25,7 @@ from dsv.values.units import LONGEST, format_bytes, format_count, format_duratio
         DATA=$(dsv cache chest-xray@v1 --hold 3d)  # the folder, safe from eviction for three days
         dsv cache chest-xray@v1 --hold 3d --json | jq -r '.items[0] | .path, .hold'  # the folder, and the hold's id
         dsv cache chest-xray@v1:train chest-xray@v1:labels.csv  # parts of a commit, with their full paths
+        dsv cache --lock data.lock --hold 3d  # what 'dsv lock' has written
         dsv cache chest-xray@v2 --link data --hold 3d  # data/ is that commit from now on
     """,
     result=(
@@ -33,7 +34,8 @@ from dsv.values.units import LONGEST, format_bytes, format_count, format_duratio
 )
 def cache(
     call: Call,
-    targets: list[str] | None = argument("TARGET..."),
+    targets: list[str] | None = argument("[TARGET]..."),
+    lock: LockFile = None,
     hold: str | None = option("--hold DURATION", "Hold it for this long (in a Slurm job: until it ends)."),
     while_pid: int | None = option("--while PID", "Hold it while this local process runs.", parser=whole(1)),
     jobs: int | None = option("-j --jobs N", "Number of processes that fetch files.", parser=whole(1)),
@@ -43,14 +45,18 @@ def cache(
 ) -> None:
     """Make commits appear as files in the cache.
 
-    Prints a path for each TARGET, [DATASET][@REV][:PATH]. The files are read-only, and appear whole or not at
-    all. What another cached commit has is linked, not fetched again. Any number of processes that ask for one
-    commit share the work.
+    Prints a path for each TARGET, [DATASET][@REV][:PATH], and then for each line of a lock file. The files are
+    read-only, and appear whole or not at all. What another cached commit has is linked, not fetched again. Any
+    number of processes that ask for one commit share the work.
 
     --link makes a symlink, or replaces one in one step, once all of the commit is there. It does not keep the
     commit from eviction: --hold or --while does.
     """
     wanted = [Target.parse(text) for text in targets or ()]
+    if lock is not None:
+        from dsv.api.receipts import read_lock
+
+        wanted += read_lock(Path(lock)).values()
     one_of(hold=hold, **{"while": while_pid})
     one_of(strict=strict, **{"while": while_pid})
     if link is not None and len(wanted) != 1:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from dsv.api.clone import Cloned, Differing
 from dsv.api.clone import clone as clone_dataset
+from dsv.api.receipts import read_lock
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
-from dsv.cli.options import Names, one_of
+from dsv.cli.options import LockFile, Names, one_of
 from dsv.cli.output import CACHED_KEYS, from_caches, patterns_of
-from dsv.errors import UsageError
+from dsv.errors import NotFound, UsageError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count
 
@@ -33,14 +34,15 @@ def clone(
     ),
     keep: bool = option("--keep", "Keep files in DIR that differ, as local changes."),
     force: bool = option("--force", "Overwrite files in DIR that differ."),
+    lock: LockFile = None,
     names: Names = None,
 ) -> None:
     """Fetch a dataset into a new workspace.
 
     By default DIR is named after the dataset. Files in DIR that match the commit stay; any others are listed, with
-    exit code 4, unless --keep or --force says what to do. The workspace follows the branch that REV names, else main.
-    If interrupted, run the same command again. Files that a cache on this machine has are copied from there and
-    checked.
+    exit code 4, unless --keep or --force says what to do. The workspace follows the branch that REV names, else main;
+    with --lock it starts at the commit that the file has for DATASET. If interrupted, run the same command again. Files
+    that a cache on this machine has are copied from there and checked.
 
     With --only the workspace is sparse: it has what the patterns match, and the rest never counts as removed. Patterns
     are those of 'dsv sparse'.
@@ -52,6 +54,11 @@ def clone(
             subject=target,
             hint=f"dsv cache {target} has that part as files, read-only; dsv clone --only PATTERN clones a part",
         )
+    if lock is not None:
+        lines = read_lock(Path(lock))
+        if wanted not in lines:
+            raise NotFound(f"{lock} has no line for {target}", subject=target, hint=f"dsv lock {target}")
+        wanted = lines[wanted]
     one_of(keep=keep, force=force)
     differing = Differing.KEEP if keep else Differing.OVERWRITE if force else Differing.REFUSE
     call.flags.names = names

@@ -7,12 +7,14 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
 from dsv.api.context import Context
 from dsv.api.diff import Comparison, Side
 from dsv.api.diff import diff as compare
+from dsv.api.receipts import read_lock
 from dsv.cli import differences as view
 from dsv.cli.call import Call
 from dsv.cli.commands.site import Html, write_page
@@ -32,6 +34,7 @@ LARGEST_TEXT = 1 << 20
 """Bytes of a file that is compared line by line."""
 ROWS = 20
 """Rows of a table that are shown to people; a program gets all."""
+_LOCK_FILE = re.compile(r"[^@:]+\.lock|\.{0,2}/.*", re.DOTALL)
 _STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
 
 
@@ -44,10 +47,11 @@ _STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
         dsv diff @v1  # between a tag and this folder
         dsv diff chest-xray@v1 chest-xray@v2 --stat  # between two tags, summed by folder
         dsv diff @v1 @v2 --table --key image -- labels.csv  # row by row
+        dsv diff old.lock data.lock  # for each dataset of two files of 'dsv lock'
     """,
     result=(
         f"before before_dataset after after_dataset workspace {view.SUM_KEYS} unsearched note problems(path "
-        f"reason) {view.ITEM_KEYS} items(lines table) {view.FOLDER_KEYS}"
+        f"reason) {view.ITEM_KEYS} items(lines table) {view.FOLDER_KEYS} locks(target before after items)"
     ),
 )
 def diff(
@@ -73,7 +77,8 @@ def diff(
     Without A and B the workspace is compared with its base, with A alone with that commit. A and B are
     [DATASET][@REV], or together [DATASET]@REV..REV. A file whose content was at another path before counts as renamed,
     and so does a large one that shares at least half of its chunks with one that is gone. Paths are those of the
-    dataset; in a workspace they are relative to the working directory.
+    dataset; in a workspace they are relative to the working directory. A and B may also be files of 'dsv lock', if they
+    end with .lock or begin with /, ./ or ../.
     """
     one_of(stat=stat, text=text, table=table, name_only=name_only, name_status=name_status)
     forms = {"html": html, "markdown": markdown}
@@ -81,12 +86,17 @@ def diff(
     for form in filter(forms.get, forms):
         call.takes_only(f"--{form}", "a", "b", form, "exit_code", "offline")
     one_of(dirs=dirs is not None, text=text, table=table, name_only=name_only, name_status=name_status)
-    shown = _Shown(text=text, table=table, key=tuple(key or ()))
+    shown = _Shown(text, table, tuple(key or ()), stat or dirs is not None, dirs, everything)
     shown.check()
+    files = [word for word in (a, b) if word is not None and _LOCK_FILE.fullmatch(word)]
+    if files:
+        if len(files) != 2 or call.words or name_only or name_status or jsonl or html or markdown:
+            why = "a lock file is compared with another one, without paths and options for one list of paths"
+            raise UsageError(why, subject=files[0], hint="dsv diff OLD.lock NEW.lock")
+        return _diff_locks(call, files, shown, exit_code=exit_code, offline=offline)
     if a is not None and b is None and ".." in a:
         a, b = _range(a)
     targets = [_target(word) for word in (a, b)]
-    summed = stat or dirs is not None
     with call.context(offline=offline) as context:
         paths = dataset_paths(context, call.words, targets)
         with compare(context, targets[0], targets[1], paths) as comparison:
@@ -94,14 +104,12 @@ def diff(
                 _write_form(call, context, comparison)
             elif call.json or jsonl:
                 _say(call, comparison)  # before the document: nothing is printed after it
-                _write_json(call, comparison, shown, lines=jsonl, summed=summed, dirs=dirs)
+                _write_json(call, comparison, shown, lines=jsonl)
             elif name_only or name_status:
                 for difference in comparison.found.differences:
                     call.out.line(view.name_status(difference) if name_status else printable(difference.path))
-            elif text or table:
-                _write_contents(call, comparison, shown)
             else:
-                _write_paths(call, comparison.found.differences, summed=summed)
+                _write(call, comparison, shown)
             if not (call.json or jsonl):
                 _say(call, comparison)
             differs = comparison.found.differences or any(problem.data for problem in comparison.problems)
@@ -127,24 +135,15 @@ def _write_form(call: Call, context: Context, comparison: Comparison) -> None:
         call.out.line(line)
 
 
-def _write_paths(call: Call, listed: Sequence[Difference], *, summed: bool) -> None:
-    whole_list = call.params["everything"] or not call.around.stdout_is_terminal
-    many = len(listed) > ON_SCREEN and not whole_list
-    if summed or many:
-        view.write_folders(call, Summary(listed), call.params["dirs"])
-    else:
-        for difference in listed:
-            call.out.line(view.line(difference, call.around.stdout_ink))
-    if many and not summed:
-        call.say("dsv diff --all lists every path")
-
-
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    text: bool = False
-    table: bool = False
-    key: tuple[str, ...] = ()
+    text: bool
+    table: bool
+    key: tuple[str, ...]
     """Columns that name a row."""
+    summed: bool
+    dirs: int | None
+    everything: bool
     failed: list[DsvError] = field(default_factory=list)
     """One error for each file that was skipped."""
 
@@ -179,6 +178,33 @@ def _target(text: str | None) -> Target | None:
         raise
 
 
+def _diff_locks(call: Call, files: Sequence[str], shown: _Shown, *, exit_code: bool, offline: bool) -> int:
+    """Print for each dataset, or part of one, how its commits in two lock files differ."""
+    old, new = (read_lock(Path(file), may_be_empty=True) for file in files)
+    items = []
+    with call.context(offline=offline) as context:
+        for place in sorted({*old, *new}, key=str):
+            before, after = old.get(place), new.get(place)
+            if before == after:
+                continue
+            item: dict[str, object] = {"target": str(place), "before": None, "after": None, "items": []}
+            item |= {side: str(line.rev) for side, line in (("before", before), ("after", after)) if line}
+            items.append(item)
+            if before is None or after is None:
+                call.line(f"{before or after}: {'added' if before is None else 'removed'}")
+                continue
+            left, right = (Target(line.dataset, line.rev) for line in (before, after))
+            with compare(context, left, right, [place.path] if place.path else ()) as comparison:
+                counts = view.counts(Summary(comparison.found.differences).total)
+                call.line(f"{place}: {str(before.rev)[:12]} -> {str(after.rev)[:12]}: {counts}")
+                if call.json:
+                    item["items"] = list(_items(call, comparison, shown))
+                else:
+                    _write(call, comparison, shown)
+    call.result(locks=items)
+    return shown.exit_code or int(exit_code and bool(items))
+
+
 def _say(call: Call, found: Comparison) -> None:
     for problem in found.problems:
         call.warn(f"not compared: {problem}")
@@ -196,11 +222,9 @@ def _name(side: Side) -> str:
     return f"{side.dataset}@{str(side.commit)[:12]}" if side.commit is not None else f"{side.dataset}, empty"
 
 
-def _write_json(
-    call: Call, found: Comparison, shown: _Shown, *, lines: bool, summed: bool, dirs: int | None
-) -> None:
+def _write_json(call: Call, found: Comparison, shown: _Shown, *, lines: bool) -> None:
     summary = Summary(found.found.differences)
-    folders = map(view.folder_item, summary.by_folder(dirs)) if summed else None
+    folders = map(view.folder_item, summary.by_folder(shown.dirs)) if shown.summed else None
     if folders is not None and not lines:
         call.document({**_head(found, summary), "folders": list(folders)})
     else:
@@ -230,6 +254,22 @@ def _head(found: Comparison, summary: Summary) -> dict[str, object]:
         "unsearched": found.found.unsearched,
     }
     return to_item(found, f"{' '.join(fields)} note problems(path reason)", **fields)
+
+
+def _write(call: Call, comparison: Comparison, shown: _Shown) -> None:
+    """Print the differences for people."""
+    if shown.text or shown.table:
+        _write_contents(call, comparison, shown)
+        return
+    whole_list = shown.everything or not call.around.stdout_is_terminal
+    many = len(comparison.found.differences) > ON_SCREEN and not whole_list
+    if shown.summed or many:
+        view.write_folders(call, Summary(comparison.found.differences), shown.dirs)
+    else:
+        for difference in comparison.found.differences:
+            call.out.line(view.line(difference, call.around.stdout_ink))
+    if many and not shown.summed:
+        call.say("dsv diff --all lists every path")
 
 
 def _write_contents(call: Call, comparison: Comparison, shown: _Shown) -> None:

@@ -1,4 +1,4 @@
-"""dsv ls, cat and resolve."""
+"""dsv ls, cat, resolve and lock."""
 
 from __future__ import annotations
 
@@ -125,3 +125,26 @@ def resolve(call: Call, target: TargetOrBase = "", receipt: Receipt = None, offl
         write_receipt(Path(receipt), [Target(found.dataset, Rev(str(found.commit)))])
     call.result(found)
     call.line(str(found.commit))
+
+
+@command(
+    "lock",
+    examples="""
+        dsv lock chest-xray labels@v3 > data.lock  # then: git add data.lock
+    """,
+    result="items(dataset commit path)",
+)
+def lock(call: Call, targets: list[str] = argument("TARGET..."), offline: Offline = False) -> None:
+    """Print targets with full commit ids, for a file in git.
+
+    Such a file says which data belongs to the code beside it: a line for each TARGET, in alphabetical order, so that
+    the same commits make the same file. 'dsv cache', 'clone' and 'run' read it, and 'dsv diff OLD.lock NEW.lock'
+    compares two of them. It does not name the store.
+    """
+    from dsv.api.receipts import lock as lock_targets
+
+    with call.context(offline=offline) as context:
+        lines = lock_targets(context, map(Target.parse, targets)).values()
+    call.items(call.item(line, commit=str(line.rev)) for line in lines)
+    for line in () if call.json else lines:
+        call.out.line(str(line))

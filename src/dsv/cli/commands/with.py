@@ -9,6 +9,7 @@ from pathlib import Path
 from time import sleep
 
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
+from dsv.api.receipts import further_data
 from dsv.cache.hold import PROGRAM
 from dsv.cli.call import Call
 from dsv.cli.commands.cache import item_of
@@ -39,7 +40,7 @@ from dsv.values.secrets import Masker
 def with_(
     call: Call,
     target: str = argument("TARGET"),
-    data: list[str] | None = option("--data NAME=TARGET", "Further data, in $DSV_DATA_NAME."),
+    data: list[str] | None = option("--data NAME=TARGET|@FILE", "Further data, or that of a lock file."),
     jobs: int | None = option("-j --jobs N", "Processes that fetch files."),
     offline: Offline = False,
     json_file: str | None = option(
@@ -53,12 +54,13 @@ def with_(
     it what it got. Signals are passed on, and the exit code is that of CMD; 125 says that dsv could not start it, 126
     and 127 as in a shell. Nothing is recorded: 'dsv run' does that.
     """
-    further = parse_data(data or ())
+    texts, first = further_data(data or (), Target.parse(target))
+    further = parse_data(texts)
     if call.json:
         raise UsageError("--json is not supported: the command writes to stdout", hint="leave out --json")
     if not call.words or not call.words[0]:
         raise UsageError("no command given", hint="dsv with TARGET -- CMD...")
-    wanted = [Target.parse(target), *further.values()]
+    wanted = [first, *further.values()]
     environ = dict(call.around.environ)
     beating, measuring = environ.pop(BEATING, ""), environ.pop(MEASURING, "")
     if beating or measuring:

@@ -98,13 +98,6 @@ def test_a_file_keeps_its_mode_a_link_its_target_and_a_tar_its_bytes(mixed: Dsv)
     assert (mixed.cwd / "y.tar").read_bytes() == b"some bytes" and tarfile.is_tarfile(mixed.cwd / "a.tar")
 
 
-def test_shards_are_refused(mixed: Dsv) -> None:
-    for to in ("shards-%05d.tar", "shards-%d.tar.gz", f"file://{mixed.cwd}/shards-%05d.tar"):
-        done = mixed("export", "pets", to)
-        assert done.code == 9 and "shards are not supported" in done.err, done
-    assert not [one for one in os.listdir(mixed.cwd) if "shards" in one]
-
-
 @pytest.mark.parametrize("to", ["ta.tar", "folder", "one"])
 def test_an_export_that_loses_a_race_is_a_conflict(
     mixed: Dsv, monkeypatch: pytest.MonkeyPatch, to: str

@@ -14,13 +14,14 @@ from typing import IO, NamedTuple
 
 from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
-from dsv.errors import IntegrityError, NotFound
+from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, export_path, write_out
 from dsv.exchange.hub import HubHistory, at_web
 from dsv.exchange.journal import ExchangeJournal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent, open_place
 from dsv.exchange.revisions import DVC, HUB, DvcHistory, Revision, no_revisions
+from dsv.exchange.shards import ShardOptions, Shards, names_shards
 from dsv.exchange.sources import FolderSource, RemoteFile
 from dsv.exchange.tars import open_source
 from dsv.format.locator import ObjectKind
@@ -323,26 +324,33 @@ def export(
     options: StoreOptions | None = None,
     skip_damaged: bool = False,
     strict: bool = False,
+    shards: ShardOptions = (None, None),
 ) -> Exported:
-    """Write a tar if the path or URL has such a name, else the target's file or folder.
+    """Write a tar or shards if the path or URL has such a name, else the target's file or folder.
 
     A path appears only when complete. At a URL, correct files are not written again. out: write to it
     instead: one file's content, else a tar with names relative to the target's path. skip_damaged: leave out
     unreadable files, and name them in the result; else raise `IntegrityError`. strict: raise `Conflict` if files
     of the target were erased; else write the rest. force: replace files at the URL that dsv did not write.
-    options: how to reach an s3:// URL; None: like the store.
+    options: how to reach an s3:// URL; None: like the store. shards: as for `Shards`.
 
     Raises `Conflict`, with nothing written, if something that dsv did not write is in the way, a folder is at
-    a file's path or vice versa, or another export writes to the URL; `Unsupported` for names of shards,
-    missing packages, and read-only servers.
+    a file's path or vice versa, or another export writes to the URL; `Unsupported` for missing packages, read-only
+    servers, and names of files that no shard can have.
     """
-    place = None
+    as_shards, place = out is None and names_shards(to), None
+    if skip_damaged if as_shards else shards != (None, None):
+        why = "--skip-damaged is not for shards" if as_shards else "--shard-size and --shuffle are for shards"
+        raise UsageError(why, subject=to, hint="dsv export TARGET 'DIR/NAME-%05d.tar'")
     if out is None and "://" in to:
         place = open_place(to, options or context.store_options(context.settings.store()))
     with context.repository(target, mirrors=True) as repository:
         resolved = context.resolve(repository, target)
         commit = resolved.commit
         context.note_read(resolved.dataset, commit, repository.objects.commit(commit))
+        if as_shards:
+            tree = TreeReader(repository.objects, commit)
+            return Shards(tree, target, shards, strict=strict).write(Path(to), context.progress)
         selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
         if place is not None:
             notes = context.metadata / "stores" / str(repository.id) / "exports"

@@ -34,6 +34,7 @@ from dsv.files.folders import check_folding, refuse_clashes
 from dsv.files.lock import Lock
 from dsv.files.small_files import write_sparse
 from dsv.format.locator import Location
+from dsv.format.records import CommitRecord
 from dsv.format.tree import Entry, Kind
 from dsv.repo.objects.erasures import erased_error, lacks_erased
 from dsv.repo.objects.objects import Objects
@@ -47,7 +48,6 @@ from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_count, format_lines
 
 _COMPRESSED = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}
-_SHARDS = re.compile(r"%(?:0[0-9]+)?d")
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 SAVE_SECONDS = 10.0
 """Seconds between two writes of the journal."""
@@ -83,6 +83,8 @@ class Exported:
     """Files left out with `skip_damaged`."""
     erased: int = 0
     """Files of the target that were not written, as they were erased from the store."""
+    shards: int | None = None
+    samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +153,8 @@ class Selection:
 
     def becomes_tar(self, to: str) -> bool:
         """Return whether to write a tar: the name of `to` says so, and the target is not a tar to copy. Raises
-        `UsageError` for the name of another kind of file, which would become a folder, and `Unsupported` for one
-        such as `shards-%05d.tar`, which other tools replace by numbered ones."""
+        `UsageError` for the name of another kind of file, which would become a folder."""
         name, shown = to.rpartition("/")[2], hide_in_urls(to)
-        if _SHARDS.search(name):
-            hint = "export each folder as a tar of its own: dsv export DATASET:FOLDER NAME.tar"
-            text = f"shards are not supported: {shown} would be one file of that name"
-            raise Unsupported(text, subject=shown, hint=hint)
         is_tar = to.lower().endswith(TARS)
         copied = self.is_one_file and self.found[0][0].lower().endswith(tuple(one.encode() for one in TARS))
         if not self.is_one_file and not is_tar and (ending := DATA.search(name)):
@@ -184,15 +181,7 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: str 
     mode: Any = f"w|{_COMPRESSED.get(Path(name).suffix.lower(), '')}"
     with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
         for path, entry, pieces in selection.contents():
-            info = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
-            info.mtime = selection.tree.commit.time_ms // 1000
-            info.mode = 0o644 if entry.kind is Kind.FILE else 0o755
-            if entry.kind is Kind.SYMLINK:
-                info.type, info.linkname = tarfile.SYMTYPE, (entry.target or b"").decode()
-            elif entry.kind is Kind.EMPTY_DIRECTORY:
-                info.type = tarfile.DIRTYPE
-            else:
-                info.size = entry.size
+            info = tar_info(path.decode("utf-8", "surrogateescape"), entry, selection.tree.commit)
             try:
                 if selection.skips:  # a member that was begun can't be left out any more
                     with tempfile.SpooledTemporaryFile(SMALL, dir=folder) as whole:
@@ -203,6 +192,19 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: str 
                     tar.addfile(info, io.BufferedReader(Pieces(pieces), 1 << 20))
             except IntegrityError as error:
                 selection.skip(error, entry.path)
+
+
+def tar_info(name: str, entry: Entry, commit: CommitRecord) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.mtime = commit.time_ms // 1000
+    info.mode = 0o644 if entry.kind is Kind.FILE else 0o755
+    if entry.kind is Kind.SYMLINK:
+        info.type, info.linkname = tarfile.SYMTYPE, (entry.target or b"").decode()
+    elif entry.kind is Kind.EMPTY_DIRECTORY:
+        info.type = tarfile.DIRTYPE
+    else:
+        info.size = entry.size
+    return info
 
 
 def write_out(selection: Selection, out: IO[bytes]) -> None:
@@ -238,7 +240,7 @@ def export_path(selection: Selection, to: str) -> None:
                     write_tar(selection, file, path.name, str(temporary))
                     os.fchmod(file.fileno(), 0o644)
                     os.fsync(file.fileno())
-                _put(temporary / "tar", path, replace=True)
+                put(temporary / "tar", path, replace=True)
             else:
                 check_folding(path.parent, temporary, (name for name, _, _ in selection.found))
                 whole = temporary / "folder"
@@ -246,13 +248,13 @@ def export_path(selection: Selection, to: str) -> None:
                 _write_folder(selection, whole)
                 if selection.damaged and (selection.is_one_file or not selection.found):
                     return
-                _put(whole / os.fsdecode(selection.found[0][0]) if selection.is_one_file else whole, path)
+                put(whole / os.fsdecode(selection.found[0][0]) if selection.is_one_file else whole, path)
         finally:
             with suppress(OSError):
                 remove_tree(temporary)
 
 
-def _put(whole: Path, path: Path, *, replace: bool = False) -> None:
+def put(whole: Path, path: Path, *, replace: bool = False) -> None:
     """Give a file or a folder its name. Raises `Conflict` if another export was first."""
     try:
         if replace or (whole.is_dir() and not whole.is_symlink()):

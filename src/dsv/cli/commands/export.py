@@ -6,7 +6,7 @@ from functools import partial
 
 from dsv.api import import_export as api
 from dsv.cli.call import Call
-from dsv.cli.declare import argument, command, option
+from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import Strict
 from dsv.errors import IntegrityError, UsageError
 from dsv.exchange.export import Exported
@@ -21,22 +21,25 @@ from dsv.values.units import format_bytes, format_count
     examples="""
         dsv export chest-xray@v1 xrays.tar.gz  # one file to hand on
         dsv export chest-xray@v1:val - | ssh lab tar x -C /data  # a folder, as a tar on stdout
+        dsv export chest-xray@v1 'shards/x-%05d.tar' --shuffle 1  # for WebDataset, in the order of a seed
         dsv export chest-xray@v1 s3://partner/xrays  # into a bucket; again: what is not there yet
     """,
     result=(
         "commit to paths files bytes known written written_bytes left_out erased stays damaged(path upto "
-        "entries text)"
+        "entries text) shards samples"
     ),
 )
 def export(
     call: Call,
     typed: str = argument("TARGET"),
-    to: str = argument("DIR|FILE.tar|URL|-"),
+    to: str = argument("DIR|FILE.tar|NAME-%05d.tar|URL|-"),
     force: bool = option("--force", "Replace files at the URL that dsv did not write."),
     profile: str | None = option("--target-profile NAME", "AWS profile for an s3:// URL."),
     endpoint: str | None = option("--target-endpoint URL", "S3 server of an s3:// URL."),
     skip_damaged: bool = option("--skip-damaged", "Leave out what can't be read, name it, and exit with 5."),
     strict: Strict = False,
+    shard_size: int | None = option("--shard-size SIZE", "The most bytes of a shard (default: 1 GB)."),
+    shuffle: int | None = option("--shuffle SEED", "Mix the samples, by this number.", parser=whole(0)),
 ) -> int:
     """Write the files of a commit as a tar or a folder, or to a URL.
 
@@ -44,7 +47,7 @@ def export(
     .tar.bz2 or .tar.xz makes a tar, - a tar on stdout, and any other a folder, which must not exist. If PATH is a
     file, it is written as that file, with - to stdout, or into a folder if that exists or its name ends with a
     slash. Every byte is checked against its id. A file or a folder appears when it is whole; for stdout see the exit
-    code.
+    code. DIR/NAME-%05d.tar makes numbered tars of whole samples, for WebDataset.
 
     A URL that fsspec knows (s3://, gs://, sftp://) is written to in the same way, many files at a time, each to appear
     when it is whole. After a kill the same command writes only what is missing. If others have files there, nothing is
@@ -64,8 +67,9 @@ def export(
     with call.context() as context:
         options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
         write = partial(
-            api.export, context, target, to, force=force, skip_damaged=skip_damaged, strict=strict
-        )
+            api.export, context, target, to, force=force, skip_damaged=skip_damaged, strict=strict,
+            shards=(shard_size, shuffle)
+        )  # fmt: skip
         if to == "-":
             call.out.stream()
             return _left_out(call, write(out=call.out))  # type: ignore[arg-type]
@@ -76,22 +80,22 @@ def export(
 def _show_exported(call: Call, done: Exported, to: str) -> int:
     call.result(done, to=to)
     what = f"{to}: {format_count(done.files, 'file')}"
+    if done.shards is not None:
+        what += f" in {format_count(done.samples or 0, 'sample')}, {format_count(done.shards, 'shard')}"
     if done.written is None:
         call.say(f"{what}, {format_bytes(done.bytes)}")
         return _left_out(call, done)
     known = f", {done.known:,} there already" if done.known else ""
     call.say(f"{what}: {done.written:,} written ({format_bytes(done.written_bytes or 0)}){known}")
-    if done.left_out:
-        call.say(
-            f"{format_count(done.left_out, 'path')} left out: a URL has no symlinks and no empty folders"
-        )
     if done.stays:
         call.say(f"{format_count(done.stays, 'extra file')} at the destination left alone")
     return _left_out(call, done)
 
 
 def _left_out(call: Call, done: Exported) -> int:
-    """Report what was erased and what is damaged. Return the exit code."""
+    """Report what was not written. Return the exit code."""
+    if done.left_out:
+        call.say(f"{format_count(done.left_out, 'path')} left out: symlinks and empty folders")
     if done.erased:
         call.say(f"{format_count(done.erased, 'file')} left out, erased from the store; dsv ls shows which")
     for one in done.damaged:

@@ -160,7 +160,7 @@ def test_records_are_listed_and_shown(pets: Dsv) -> None:
     values = dict(line.split(maxsplit=1) for line in shown.splitlines())
     assert (values["run"], values["metrics.accuracy"], values["exit_code"]) == (run, "0.9", "0")
     assert pets.ok("runs", run, "--log").out == "hello\n"
-    assert pets.ok("runs", run, "--json").json["items"] == [by_code[0]]
+    assert pets.ok("runs", run, "--json").json["items"] == [{**by_code[0], "series": {}}]
     assert pets("runs", "00000000").code == 3
     assert pets("runs", "--log").code == 2
 

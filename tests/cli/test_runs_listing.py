@@ -175,7 +175,7 @@ def test_a_run_is_found_by_any_unique_part_of_its_id_and_by_its_name(dsv: Dsv) -
     items = trained.ok("runs", "--json").json["items"]
     first = next(item for item in items if item["name"] == "base1")
     for text in (first["run"], first["run"][-8:], first["run"][-7:], first["run"][-8:-2], first["name"]):
-        assert trained.ok("runs", text, "--json").json["items"] == [first]
+        assert trained.ok("runs", text, "--json").json["items"] == [{**first, "series": {}}]
     assert trained.process("run", "--again", first["name"], "-q").code == 0
     short, many = trained("runs", first["run"][-3:]), trained("runs", first["run"][:4])
     assert short.code == 3 and "is too short" in short.err

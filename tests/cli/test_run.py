@@ -148,7 +148,11 @@ def test_records_are_listed_and_shown(pets: Dsv) -> None:
     items = pets.ok("runs", "--json").json["items"]
     by_code = {item["exit_code"]: item for item in items}  # two of one second are in no order
     assert set(by_code) == {0, 1}
-    assert_documented("runs", {"schema": 1, "items": items}, ("compare", "copy", "deleted", "into", "once"))
+    assert_documented(
+        "runs",
+        {"schema": 1, "items": items},
+        ("compare", "copy", "deleted", "into", "once", "series", "items.series"),
+    )
     assert "hunter2secret" not in json.dumps(items)
     table = pets.ok("runs").lines
     assert table[0].split() == ["RUN", "DATA", "TOOK", "RESULT", "lr", "accuracy"]

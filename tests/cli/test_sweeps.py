@@ -82,7 +82,9 @@ def test_a_sweep_ends_with_the_exit_code_of_the_first_run_that_failed(ended: tup
     assert waited.code == 1 and [item["exit_code"] for item in waited.json["items"]] == [0, 1, 0]
     assert_documented("wait", waited.json)
     assert_documented(
-        "runs", here.ok("runs", found["id"], "--json").json, ("compare", "copy", "deleted", "into", "once")
+        "runs",
+        here.ok("runs", found["id"], "--json").json,
+        ("compare", "copy", "deleted", "into", "once", "series", "items.series"),
     )
 
 

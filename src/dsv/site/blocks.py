@@ -50,8 +50,8 @@ class Drawing(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A text, also a line of text, the head of a column, or the name of an image, with further ones beside it. page:
-    where it leads. sort: the number by which the script sorts. image: a file of `images/`, or "" if there is none."""
+    """A text, also a line of text, the head of a column, or the name of an image, with more of them beside it. page:
+    where it leads. sort: bytes, seconds or another number to sort by. image: a file of `images/`; "" for none."""
 
     text: str
     page: str | None = None

@@ -50,8 +50,9 @@ class Renderer:
 
         self._markup, self._templates = Markup, jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, finalize=finalized,
-            undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
+        self._version = version("dsv-data")
 
     def html(self, page: Page, path: str) -> bytes:
         """path: of the page in its site, from which links lead on."""
@@ -76,7 +77,7 @@ class Renderer:
         return f'<div class="dsv"><style>.dsv {{ {style} }}</style>{content}</div>'
 
     def _html(self, page: Page, **more: object) -> bytes:
-        names = {"page": page, "version": version("dsv-data"), **more}
+        names = {"page": page, "version": self._version, **more}
         text: str = self._templates.get_template("page.html").render(names)
         return text.encode("utf-8", "backslashreplace")
 

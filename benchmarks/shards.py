@@ -1,4 +1,4 @@
-"""A million small files to shards for WebDataset and back: how long, how much memory, and whether every sample is whole.
+"""A million small files to shards for WebDataset and back: time, memory, and whether every sample is whole.
 
     python -m benchmarks.shards FOLDER [--folders 500]
 

@@ -3,11 +3,15 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
+import random
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
+from dsv.format.recipe import cut_points
 from dsv.merge.contents import _write_parquet, is_table, merge_tables
 from dsv.merge.paths import ConflictChoice, MergedContent
 from tests.kit.intervals import interval_table
@@ -348,3 +352,20 @@ def test_an_empty_line_takes_the_line_end_of_the_file_and_never_loses_its_own() 
     assert csv(base, ours, theirs) == b"id,a\r\n\r\n1,n\r\n"
     for other in (b"id,a\n\r\n1,x\n", b"id,a\n1,x\n\r\n", b"id,a\n\r\n"):
         assert csv(other, ours, other) == "an empty line has another line end than the header"
+
+
+def test_most_of_a_merged_parquet_file_is_in_the_chunks_of_the_last_merge() -> None:
+    """Rows that are added early in the table move all others; pages that end by content begin again as before."""
+    pyarrow = pytest.importorskip("pyarrow")
+    count = 1_000_000
+    cells = pyarrow.array(memoryview(random.Random(1).randbytes(8 * (count + 500))).cast("q"))
+    moved = pyarrow.concat_arrays([cells[:1000], cells[count:], cells[1000:count]])
+
+    def chunks(column: Any) -> dict[bytes, int]:
+        data = _write_parquet([column], pyarrow.schema({"id": pyarrow.int64()}), "snappy")
+        ends = [0, *accumulate(cut_points(data))]
+        return {blake3(data[begin:end]).digest(): end - begin for begin, end in pairwise(ends)}
+
+    first, second = chunks(cells[:count]), chunks(moved)
+    known = sum(size for chunk, size in second.items() if chunk in first)
+    assert known > 0.3 * sum(second.values()), (known, sum(second.values()))

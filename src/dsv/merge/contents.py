@@ -372,9 +372,9 @@ def _write_parquet(columns: Sequence[Any], schema: Any, compression: str) -> byt
     from pyarrow import parquet
 
     table = pyarrow.table(list(columns), names=schema.names)
-    written = io.BytesIO()
+    written, how = io.BytesIO(), {"compression": compression, "use_content_defined_chunking": True}
     if table.schema.equals(schema):
-        parquet.write_table(pyarrow.table(list(columns), schema=schema), written, compression=compression)
+        parquet.write_table(pyarrow.table(list(columns), schema=schema), written, **how)
         return written.getvalue()
     declared = base64.b64encode(schema.serialize().to_pybytes())
     fields = [
@@ -382,7 +382,7 @@ def _write_parquet(columns: Sequence[Any], schema: Any, compression: str) -> byt
         for field, column in zip(schema, table.columns, strict=True)
     ]
     made = pyarrow.schema(fields)
-    with parquet.ParquetWriter(written, made, store_schema=False, compression=compression) as writer:
+    with parquet.ParquetWriter(written, made, store_schema=False, **how) as writer:
         writer.write_table(pyarrow.table(list(columns), schema=made))
         writer.add_key_value_metadata({**(schema.metadata or {}), b"ARROW:schema": declared})
     return written.getvalue()

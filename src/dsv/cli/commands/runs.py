@@ -90,6 +90,8 @@ def runs(
     try:
         with call.context(writes=bool(into)) as context, open_runs(context, call.around.environ) as found:
             ids, of_dataset = (ids, of_dataset) if only else found.ids_or_dataset(ids, of_dataset)
+            if watch:
+                call.out.stream()  # past the pager
             while True:
                 warn_of_cut_off(call, found)
                 asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)

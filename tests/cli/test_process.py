@@ -136,7 +136,7 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
         ("pull", 156),
         ("runs", 155),
         ("doctor", 160),
-        ("run pets -- true", 140),
+        ("run pets -- true", 143),
         ("merge v1", 200),
     ],
 )

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
 from dsv.cli.output import GAP, Column, Painted, first, local_time
-from dsv.cli.plot import knows_braille, plot
 from dsv.cli.terminal import Style, width
 from dsv.errors import NotFound
 from dsv.run.listing import RunView, as_text, sort_order
@@ -253,6 +252,8 @@ def write_curve(call: Call, record: RunRecord, series: Mapping[str, Series], nam
     if call.json:
         call.document({"series": {"name": name, "of": curve.of, "last": curve.last, "points": curve.points}})
     elif curve.points:
+        from dsv.cli.plot import knows_braille, plot
+
         braille = knows_braille(call.around.environ)
         for line in plot(curve.points, call.around.columns(), braille=braille):
             call.line(line)

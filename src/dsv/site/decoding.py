@@ -53,6 +53,9 @@ class Answer(msgspec.Struct):
     error: str = ""
 
 
+_ORDER, _ANSWER = msgspec.msgpack.Decoder(Order), msgspec.msgpack.Decoder(Answer)
+
+
 class Decoder(AbstractContextManager["Decoder"]):
     """The process, from the first order on."""
 
@@ -72,7 +75,7 @@ class Decoder(AbstractContextManager["Decoder"]):
             process.stdin.flush()
             (length,) = _LENGTH.unpack(process.stdout.read(_LENGTH.size))
             answer = process.stdout.read(min(length, _MOST_ANSWER))
-            return msgspec.msgpack.decode(answer, type=Answer)
+            return _ANSWER.decode(answer)
         except (OSError, struct.error, msgspec.DecodeError):
             self.__exit__()
             return Answer(error="it takes too much memory or time")
@@ -214,7 +217,7 @@ def main() -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         until = int(used.ru_utime + used.ru_stime + _SECONDS) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
-        order = msgspec.msgpack.decode(given.read(*_LENGTH.unpack(length)), type=Order)
+        order = _ORDER.decode(given.read(*_LENGTH.unpack(length)))
         made = msgspec.msgpack.encode(_answered(order))
         answer = _LENGTH.pack(len(made)) + made
 

@@ -90,19 +90,14 @@ def runs(
     try:
         with call.context(writes=bool(into)) as context, open_runs(context, call.around.environ) as found:
             ids, of_dataset = (ids, of_dataset) if only else found.ids_or_dataset(ids, of_dataset)
-            if watch:
-                call.out.stream()  # past the pager
             while True:
                 warn_of_cut_off(call, found)
                 asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
                 views = found.settle(asked[0])
                 if only:
                     return _answer(call, context, found, views[0].record)
-                if html is not None:
-                    about = ("run", views[0], None) if len(ids) == len(views) == 1 else ("runs", views)
-                    write_page(call, context, html, list({view.record.dataset for view in views}), *about)
-                else:
-                    _show(call, found, views, query, *asked[1:], each=bool(ids) and asked[1] is None)
+                each = bool(ids) and asked[1] is None
+                _show(call, context, found, views, query, *asked[1:], each=each)
                 if not watch or all(view.record.state.is_terminal for view in views):
                     return _tell_last_known(call, views)
                 _pause(call)
@@ -113,9 +108,15 @@ def runs(
 
 
 def _show(
-    call: Call, found: Runs, views: list[RunView], query: RunQuery, sweep: SweepView | None, cut: bool, *, each: bool
+    call: Call, context: Context, found: Runs, views: list[RunView], query: RunQuery, sweep: SweepView | None,
+    cut: bool, *, each: bool,
 ) -> None:  # fmt: skip
-    if call.params["compare"]:
+    if call.params["watch"]:
+        call.out.stream()  # past the pager
+    if (file := call.params["html"]) is not None:
+        about = ("run", views[0], None) if each and len(views) == 1 else ("runs", views)
+        write_page(call, context, file, list({view.record.dataset for view in views}), *about)
+    elif call.params["compare"]:
         _write_comparison(call, views, call.params["as_csv"])
     elif call.params["as_csv"]:
         write_csv(call, views)

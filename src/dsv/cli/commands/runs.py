@@ -96,8 +96,7 @@ def runs(
                 views = found.settle(asked[0])
                 if only:
                     return _answer(call, context, found, views[0].record)
-                each = bool(ids) and asked[1] is None
-                _show(call, context, found, views, query, *asked[1:], each=each)
+                _show(call, context, found, views, query, *asked[1:], bool(ids) and asked[1] is None)
                 if not watch or all(view.record.state.is_terminal for view in views):
                     return _tell_last_known(call, views)
                 _pause(call)
@@ -109,7 +108,7 @@ def runs(
 
 def _show(
     call: Call, context: Context, found: Runs, views: list[RunView], query: RunQuery, sweep: SweepView | None,
-    cut: bool, *, each: bool,
+    cut: bool, each: bool,
 ) -> None:  # fmt: skip
     if call.params["watch"]:
         call.out.stream()  # past the pager

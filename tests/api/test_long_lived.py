@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import dsv
 from dsv.api.branches import tag
 from dsv.api.clone import init
 from dsv.api.sync import SyncRequest, sync
+from dsv.errors import NotFound
 from dsv.values.names import DatasetName, TagName, Target
 from tests.api.pets_in_python import close_all, environ_of, of
 from tests.waiting import PATIENCE, until
@@ -39,6 +41,11 @@ _numbers = count()
 
 def _pets(store: dsv.Store) -> dsv.Commit:
     return store.open("pets@v1")
+
+
+def _no_series(store: dsv.Store) -> None:
+    with suppress(NotFound):
+        store.series("20261130-101500-0a1b2c3d")
 
 
 def _edit(change: Callable[[dsv.Edits], object]) -> Call:
@@ -82,6 +89,7 @@ CALLS: dict[str, Call] = {
     "Commit.author Commit.time Commit.message Commit.files Commit.size": lambda store, _: _pets(store).time,
     "Store.datasets": lambda store, _: store.datasets(),
     "Store.runs": lambda store, _: store.runs(),
+    "Store.series": lambda store, _: _no_series(store),
     "Store.context": lambda store, _: store.context,
     "edit Store.edit Edits.put Edits.commit": _edit(lambda edits: None),  # `dsv.edit` calls it, as `dsv.open` does
     "Edits.remove": _edit(lambda edits: edits.remove("new/*")),

@@ -108,8 +108,10 @@ class Runs:
             with suppress(IntegrityError, NotFound, Unsupported):  # which `series` itself raises
                 if ended or not record.state.is_terminal:
                     series = self.series(record)
-                    last = record.metrics or {name: curve.last for name, curve in series.items()}
-                    return replace(view, record=replace(record, metrics=last or None), series=series)
+                    if record.metrics is None and series:
+                        last = {name: curve.last for name, curve in series.items()}
+                        record = replace(record, metrics=last)
+                    return replace(view, record=record, series=series)
             return view
 
         return together([partial(add, view) for view in views])

@@ -35,9 +35,11 @@ REFUSED = {
     "evict": "--unused-for --max-size --max-files --min-free",
     "run": "--data --engine --code --out --into -p/--param --gpus --cpus --memory --time --nodes "
     "--retries --parallel",
+    "export": "--shard-size --shuffle",
     "lineage": "--depth",
     "node": "--rank --attempt",
     "runs": "--dataset -n/--limit --filter",
+    "site": "--port",
     "stop": "--grace",
     "datasets": "--delete --undelete --rename",
     "du": "--by-folder",

@@ -73,6 +73,13 @@ def report(weights, **more):
 """
 """The beginning of a program that trains on two nodes, of which each has one part of the data."""
 
+CURVES = """
+printf '{"step": 10, "loss": 0.5}\n{"step": 20, "loss": 0.25}\n' > "$DSV_OUT/metrics.jsonl"
+touch "$DSV_OUT/begun"
+until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done
+printf '{"step": 30, "loss": 0.125}\n' >> "$DSV_OUT/metrics.jsonl"
+"""
+
 
 @dataclass
 class Site:
@@ -132,6 +139,26 @@ class Site:
         assert [(each["dataset"], each["commit"]) for each in record["made"]] == [("made", made["commit"])]
         assert [each["dataset"] for each in record["read"]] == ["labels"]
         assert record["notes_error"] is None
+
+    def check_curves(self, *command: str, live: bool) -> None:
+        """Check the curves of a run of this command, which runs `CURVES`. live: others see them while it runs."""
+        terminal = self.start(*command)
+        pieces = self.folder / "store" / "metrics" / "digits"
+        if live:
+            until(lambda: any(path.is_file() for path in pieces.rglob("*")), "a piece")
+            assert self._curve()["of"] == 2
+        until(lambda: self.has("begun"), "the lines of the job")
+        self.go()
+        out, err = terminal.communicate(timeout=PATIENCE)
+        assert terminal.returncode == 0, out + err
+        curve = self._curve()
+        assert (curve["of"], curve["points"][0], curve["points"][-1]) == (3, [10, 0.5], [30, 0.125])
+        assert self.last()["metrics"] == {"loss": 0.125}
+        assert not [path for path in pieces.rglob("*") if path.is_file()], "its pieces are gone"
+
+    def _curve(self) -> dict[str, Any]:
+        curve: dict[str, Any] = json.loads(self.dsv("runs", self.last()["run"], "--plot", "loss", "--json"))
+        return curve
 
     def out(self) -> Path:
         """The output folder of the newest run."""

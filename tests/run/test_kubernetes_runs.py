@@ -18,7 +18,7 @@ import tomli_w
 
 import dsv
 from tests.kit import clusters
-from tests.kit.clusters import DSV, TWO_NODES, USES_DSV, save_digits
+from tests.kit.clusters import CURVES, DSV, TWO_NODES, USES_DSV, save_digits
 from tests.labs import kubernetes as lab
 from tests.labs.kubernetes_config import BUSYBOX
 from tests.waiting import PATIENCE, until
@@ -485,3 +485,7 @@ def test_what_a_job_reads_and_makes_is_in_its_record(site: Site) -> None:
     out, err = terminal.communicate(timeout=PATIENCE)
     assert terminal.returncode == 0, out + err
     site.check_notes(out)
+
+
+def test_curves_of_a_pod_without_the_store_are_kept(site: Site) -> None:
+    site.check_curves(*run_of(script=CURVES), live=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import LaunchError
+from dsv.run import series
 from dsv.run.record import RunState
 from dsv.values.names import Target
+from tests.kit.clusters import CURVES
 from tests.labs.docker_engine import ContainerEngine
 from tests.run.shop import SCANS, Shop
+from tests.waiting import until
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.real) for name in ("docker", "podman")])
@@ -144,3 +148,26 @@ def test_an_image_that_has_changed_its_name_is_found_by_its_id(shop: Shop, lab: 
         replace(first, image="x/y:1", image_id="sha256:" + "0" * 64, image_digest="x/y@sha256:1")
     )
     assert pulled.spec.image == "x/y@sha256:1"
+
+
+def test_curves_of_a_container_are_seen_while_it_runs_and_kept(
+    shop: Shop, lab: ContainerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(series, "PAUSE", 0.02)
+    seen = list[int]()
+
+    def look() -> None:
+        until(lambda: shop.runs.listing(SCANS))
+        run = shop.runs.listing(SCANS)[0].run
+        until(lambda: series.series_of(shop.store, SCANS, run))
+        seen.append(series.series_of(shop.store, SCANS, run)["loss"].of)
+        until(lambda: (out := next(shop.home.rglob("begun"), None)) and (out.parent / "go").touch() is None)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    result = shop.run("sh", "-c", CURVES, image=lab.busybox, engine=name_of(lab))
+    looking.join()
+    assert (result.exit_code, seen, result.record.metrics) == (0, [2], {"loss": 0.125})
+    curve = series.series_of(shop.store, SCANS, result.record.run)["loss"]
+    assert (curve.of, curve.points) == (3, [(10, 0.5), (20, 0.25), (30, 0.125)])
+    assert series.pieces_of(shop.store, SCANS, result.record.run) == []

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.kit.clusters import TWO_NODES, USES_DSV
+from tests.kit.clusters import CURVES, TWO_NODES, USES_DSV
 from tests.labs.docker_engine import ContainerEngine
 from tests.run.slurm_site import Site, run_of
 from tests.waiting import PATIENCE, until
@@ -199,3 +199,7 @@ def test_what_a_job_reads_and_makes_is_in_its_record(site: Site) -> None:
     out, err = terminal.communicate(timeout=PATIENCE)
     assert terminal.returncode == 0, out + err
     site.check_notes(out)
+
+
+def test_curves_are_seen_while_the_job_runs_and_kept(site: Site) -> None:
+    site.check_curves(*run_of(script=CURVES), live=True)

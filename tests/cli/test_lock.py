@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.receipts import read_lock
+from dsv.api.lock_files import read_lock
 from dsv.errors import UsageError
 from tests.cli.detached import here
 from tests.kit.dsv import Dsv, assert_documented, write_files

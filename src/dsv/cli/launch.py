@@ -12,8 +12,8 @@ from signal import SIGHUP
 from typing import TYPE_CHECKING, Any
 
 from dsv.api.context import Context
+from dsv.api.lock_files import check_receipt, further_data, write_receipt
 from dsv.api.pools import Placing, pools_to_try
-from dsv.api.receipts import check_receipt, further_data, write_receipt
 from dsv.api.run import dry_run, recorded_run, run
 from dsv.cli.call import Call
 from dsv.cli.detach import detach, start_supervisor

@@ -54,7 +54,7 @@ def cache(
     """
     wanted = [Target.parse(text) for text in targets or ()]
     if lock is not None:
-        from dsv.api.receipts import read_lock
+        from dsv.api.lock_files import read_lock
 
         wanted += read_lock(Path(lock)).values()
     one_of(hold=hold, **{"while": while_pid})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsv.api.clone import Cloned, Differing
 from dsv.api.clone import clone as clone_dataset
-from dsv.api.receipts import read_lock
+from dsv.api.lock_files import read_lock
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.cli.options import LockFile, Names, one_of

@@ -14,7 +14,7 @@ import msgspec
 from dsv.api.context import Context
 from dsv.api.diff import Comparison, Side
 from dsv.api.diff import diff as compare
-from dsv.api.receipts import read_lock
+from dsv.api.lock_files import read_lock
 from dsv.cli import differences as view
 from dsv.cli.call import Call
 from dsv.cli.commands.site import Html, write_page

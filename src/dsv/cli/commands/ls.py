@@ -119,7 +119,7 @@ def resolve(call: Call, target: TargetOrBase = "", receipt: Receipt = None, offl
     with call.context(offline=offline) as context:
         found = find(context, wanted)
     if receipt is not None:
-        from dsv.api.receipts import check_receipt, write_receipt
+        from dsv.api.lock_files import check_receipt, write_receipt
 
         check_receipt(Path(receipt), wanted)
         write_receipt(Path(receipt), [Target(found.dataset, Rev(str(found.commit)))])
@@ -141,7 +141,7 @@ def lock(call: Call, targets: list[str] = argument("TARGET..."), offline: Offlin
     the same commits make the same file. 'dsv cache', 'clone' and 'run' read it, and 'dsv diff OLD.lock NEW.lock'
     compares two of them. It does not name the store.
     """
-    from dsv.api.receipts import lock as lock_targets
+    from dsv.api.lock_files import lock as lock_targets
 
     with call.context(offline=offline) as context:
         lines = lock_targets(context, map(Target.parse, targets)).values()

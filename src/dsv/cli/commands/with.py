@@ -9,7 +9,7 @@ from pathlib import Path
 from time import sleep
 
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
-from dsv.api.receipts import further_data
+from dsv.api.lock_files import further_data
 from dsv.cache.hold import PROGRAM
 from dsv.cli.call import Call
 from dsv.cli.commands.cache import item_of

@@ -223,6 +223,41 @@ def test_diff_says_for_each_dataset_what_changed(two: Dsv) -> None:
         assert (refused.code, refused.out) == (2, "") and "hint: dsv diff OLD.lock NEW.lock" in refused.err
 
 
+def test_a_comment_has_a_block_for_each_dataset_in_which_nothing_is_markup(two: Dsv) -> None:
+    odd = "new/**b** @all <img> ``` \u202e"
+    write_files(two.cwd, {f"l/{odd}": b"x"} | {f"many/{number}": b"1" for number in range(60)})
+    two.ok("put", "l/new", "team/a__b.c-d:", "--create")
+    before = commit(two, "pets"), commit(two, "team/a__b.c-d")
+    lock(two, "pets", "team/labels", "team/a__b.c-d", f"team/a__b.c-d:{odd}", name="old.lock")
+    two.ok("put", "many", "pets:")
+    two.ok("put", "l/labels.csv", f"team/a__b.c-d:{odd}")
+    after = commit(two, "pets"), commit(two, "team/a__b.c-d")
+    lock(two, "pets", "team/a__b.c-d", f"team/a__b.c-d:{odd}")
+    done = two("diff", "old.lock", "data.lock", "--markdown", "--exit-code")
+    shown = odd.replace("\u202e", "\\u202e")
+    listed = [f"added     many/{name}  1 B" for name in sorted(map(str, range(60)))]
+    short = [f"{old[:12]} -> {new[:12]}" for old, new in zip(before, after, strict=True)]
+    assert done.code == 1 and done.lines == [
+        "**60 added; +60 B**", "", "```", f"pets: {short[0]}", "", "many/  60 added; +60 B", "", *listed[:50],
+        "and 10 more", "```",
+        "**1 changed; +1 B**", "", "```", f"team/a__b.c-d: {short[1]}", "```",
+        "**1 changed; +1 B**", "", "````", f"team/a__b.c-d:{shown}: {short[1]}", "````",
+        "**removed**", "", "```", f"team/labels@{commit(two, 'team/labels')}", "```",
+    ]  # fmt: skip
+    (two.cwd / "empty.lock").write_bytes(b"")
+    added = two.ok("diff", "empty.lock", "data.lock", "--markdown").lines
+    assert added[:5] == ["**added**", "", "```", f"pets@{after[0]}", "```"] and added[10:13] == [
+        "**added**",
+        "",
+        "````",
+    ]
+    assert two.ok("diff", "old.lock", "old.lock", "--markdown").out == "**no differences**\n"
+    write_files(two.cwd, {"many/" + "d" * 200 + "/" + "e" * 200: b"12"})
+    two.ok("put", "many/.", "pets:many")
+    lock(two, "pets", name="new.lock")
+    assert max(map(len, two.ok("diff", "data.lock", "new.lock", "--markdown").lines)) == 301
+
+
 def test_a_dataset_may_still_be_called_like_a_lock_file(two: Dsv) -> None:
     two.ok("put", "l/labels.csv", "x.lock:", "--create")
     assert two.ok("diff", "x.lock@main", "x.lock@main").out == ""

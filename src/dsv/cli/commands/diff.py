@@ -34,6 +34,8 @@ LARGEST_TEXT = 1 << 20
 """Bytes of a file that is compared line by line."""
 ROWS = 20
 """Rows of a table that are shown to people; a program gets all."""
+_LINE = 300
+"""Characters of a line in a comment."""
 _LOCK_FILE = re.compile(r"[^@:]+\.lock|\.{0,2}/.*", re.DOTALL)
 _STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
 
@@ -48,6 +50,7 @@ _STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
         dsv diff chest-xray@v1 chest-xray@v2 --stat  # between two tags, summed by folder
         dsv diff @v1 @v2 --table --key image -- labels.csv  # row by row
         dsv diff old.lock data.lock  # for each dataset of two files of 'dsv lock'
+        dsv diff old.lock data.lock --markdown > comment.md
     """,
     result=(
         f"before before_dataset after after_dataset workspace {view.SUM_KEYS} unsearched note problems(path "
@@ -90,10 +93,14 @@ def diff(
     shown.check()
     files = [word for word in (a, b) if word is not None and _LOCK_FILE.fullmatch(word)]
     if files:
-        if len(files) != 2 or call.words or name_only or name_status or jsonl or html or markdown:
+        if len(files) != 2 or call.words or name_only or name_status or jsonl or html:
             why = "a lock file is compared with another one, without paths and options for one list of paths"
             raise UsageError(why, subject=files[0], hint="dsv diff OLD.lock NEW.lock")
-        return _diff_locks(call, files, shown, exit_code=exit_code, offline=offline)
+        with call.context(offline=offline) as context:
+            items = _diff_locks(call, context, files, shown)
+        if markdown and not items:
+            call.out.line("**no differences**")
+        return shown.exit_code or int(exit_code and bool(items))
     if a is not None and b is None and ".." in a:
         a, b = _range(a)
     targets = [_target(word) for word in (a, b)]
@@ -117,8 +124,8 @@ def diff(
 
 
 def _write_form(call: Call, context: Context, comparison: Comparison) -> None:
-    """Write a page, or a comment for a merge request: in a block of code nothing is markup."""
-    before, after, listed = comparison.before, comparison.after, comparison.found.differences
+    """Write a page, or a comment."""
+    before, after = comparison.before, comparison.after
     if (file := call.params["html"]) is not None:
         if before.commit is None or after.commit is None or before.dataset != after.dataset or call.words:
             hint = "dsv diff DATASET@A DATASET@B --html FILE"
@@ -126,12 +133,24 @@ def _write_form(call: Call, context: Context, comparison: Comparison) -> None:
         sides = before.dataset, before.commit, after.commit
         write_page(call, context, file, [before.dataset], "difference", *sides)
         return
+    _write_comment(call, comparison, f"{_name(before)} -> {_name(after)}", ON_SCREEN)
+
+
+def _write_comment(call: Call, comparison: Comparison, what: str, most: int) -> None:
+    """Write a comment for a merge request that lists at most so many paths."""
+    listed = comparison.found.differences
     summary = Summary(listed)
-    lines = [f"{_name(before)} -> {_name(after)}", "", *view.folder_lines(summary), ""]
-    lines += [view.line(difference, Ink(False)) for difference in listed[:ON_SCREEN]]
-    lines += [f"and {len(listed) - ON_SCREEN:,} more"] if len(listed) > ON_SCREEN else []
-    fence = max(["``", *re.findall("`+", "\n".join(lines))], key=len) + "`"
-    for line in (f"**{view.counts(summary.total)}**", "", fence, *lines, fence):
+    lines = [what, "", *view.folder_lines(summary), ""] if most else [what]
+    lines += [view.line(difference, Ink(False)) for difference in listed[:most]]
+    lines += [f"and {len(listed) - most:,} more"] if len(listed) > most > 0 else []
+    _write_block(call, view.counts(summary.total), lines)
+
+
+def _write_block(call: Call, heading: str, lines: Sequence[str]) -> None:
+    """Write a heading, and lines in a block of code, in which nothing is markup. Hosts refuse comments of 64 kB."""
+    cut = [line if len(line) <= _LINE else f"{line[:_LINE]}…" for line in map(printable, lines)]
+    fence = max(["``", *re.findall("`+", "\n".join(cut))], key=len) + "`"
+    for line in (f"**{heading}**", "", fence, *cut, fence):
         call.out.line(line)
 
 
@@ -178,31 +197,39 @@ def _target(text: str | None) -> Target | None:
         raise
 
 
-def _diff_locks(call: Call, files: Sequence[str], shown: _Shown, *, exit_code: bool, offline: bool) -> int:
+def _diff_locks(call: Call, context: Context, files: Sequence[str], shown: _Shown) -> list[dict[str, object]]:
     """Print for each dataset, or part of one, how its commits in two lock files differ."""
     old, new = (read_lock(Path(file), may_be_empty=True) for file in files)
-    items = []
-    with call.context(offline=offline) as context:
-        for place in sorted({*old, *new}, key=str):
-            before, after = old.get(place), new.get(place)
-            if before == after:
+    items: list[dict[str, object]] = []
+    markdown, most = call.params["markdown"], ON_SCREEN
+    for place in sorted({*old, *new}, key=str):
+        before, after = old.get(place), new.get(place)
+        if before == after:
+            continue
+        item: dict[str, object] = {"target": str(place), "before": None, "after": None, "items": []}
+        item |= {side: str(line.rev) for side, line in (("before", before), ("after", after)) if line}
+        items.append(item)
+        if before is None or after is None:
+            what = "added" if before is None else "removed"
+            if markdown:
+                _write_block(call, what, [str(before or after)])
+            else:
+                call.line(f"{before or after}: {what}")
+            continue
+        left, right = (Target(line.dataset, line.rev) for line in (before, after))
+        with compare(context, left, right, [place.path] if place.path else ()) as comparison:
+            heading = f"{place}: {str(before.rev)[:12]} -> {str(after.rev)[:12]}"
+            if markdown:
+                _write_comment(call, comparison, heading, most)
+                most = max(0, most - len(comparison.found.differences))
                 continue
-            item: dict[str, object] = {"target": str(place), "before": None, "after": None, "items": []}
-            item |= {side: str(line.rev) for side, line in (("before", before), ("after", after)) if line}
-            items.append(item)
-            if before is None or after is None:
-                call.line(f"{before or after}: {'added' if before is None else 'removed'}")
-                continue
-            left, right = (Target(line.dataset, line.rev) for line in (before, after))
-            with compare(context, left, right, [place.path] if place.path else ()) as comparison:
-                counts = view.counts(Summary(comparison.found.differences).total)
-                call.line(f"{place}: {str(before.rev)[:12]} -> {str(after.rev)[:12]}: {counts}")
-                if call.json:
-                    item["items"] = list(_items(call, comparison, shown))
-                else:
-                    _write(call, comparison, shown)
+            call.line(f"{heading}: {view.counts(Summary(comparison.found.differences).total)}")
+            if call.json:
+                item["items"] = list(_items(call, comparison, shown))
+            else:
+                _write(call, comparison, shown)
     call.result(locks=items)
-    return shown.exit_code or int(exit_code and bool(items))
+    return items
 
 
 def _say(call: Call, found: Comparison) -> None:

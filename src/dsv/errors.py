@@ -6,6 +6,7 @@ code that scripts may rely on. Nothing below the command line catches these to p
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
@@ -154,6 +155,18 @@ def made(kind: str, message: str, subject: str | None, hint: str | None) -> DsvE
     """Make the error whose `DsvError.parts` these are."""
     found: type[DsvError] = globals().get(kind, DsvError)  # another version of dsv may have others
     return found(message, subject=subject, hint=hint)
+
+
+@contextmanager
+def as_read_errors() -> Iterator[None]:
+    """Raises any `DsvError` as one of its kind that is an OSError too, EIO: a mount takes others for a wrong call."""
+    try:
+        yield
+    except DsvError as error:
+        name, message, subject, hint = error.parts()
+        kind = type(made(name, message, subject, hint))
+        extra = {"errno": errno.EIO, "__module__": "dsv", "__reduce__": lambda self: (made, self.parts())}
+        raise type(name, (kind, OSError), extra)(message, subject=subject, hint=hint) from error
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -198,7 +199,8 @@ async def _walked(fs: DsvFileSystem, top: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (dsv.Denied, PermissionError), (dsv.Unreachable, dsv.Unreachable), (dsv.IntegrityError, dsv.IntegrityError),
+        (dsv.Denied, PermissionError), (dsv.Unreachable, dsv.Unreachable), (dsv.Unreachable, OSError),
+        (dsv.IntegrityError, dsv.IntegrityError),
         (OSError, OSError),
     ],
 )  # fmt: skip
@@ -248,6 +250,10 @@ def test_a_damaged_or_erased_file_is_not_missing(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(dsv.IntegrityError):
             read()
+    with fs.open("pets/big.bin", block_size=0) as file, pytest.raises(OSError) as failed:
+        file.read()
+    again = pickle.loads(pickle.dumps(failed.value))
+    assert (failed.value.errno, type(again), str(again)) == (errno.EIO, dsv.IntegrityError, str(failed.value))
     for pack in (home / "store/packs").rglob("*"):
         if pack.is_file():
             pack.unlink()

@@ -18,7 +18,8 @@ from tests.api.pets_in_python import close_all, environ_of, make_store, of
 PAGE = Path(__file__).parents[2] / "docs/guide/frameworks.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 PRINTED = [
-    "4 2", "2", "10.0\n2", "[(10.0,)]", "tom\n[0, 0, 1, 1]", "1000.0", "(8, 8)", "True ['0.png', '1.png']", "99", "4 b'name' b'PAR1'\nID",
+    "4 2", "2", "10.0\n2", "[(10.0,)]", "tom\n[0, 0, 1, 1]", "1000.0", "(8, 8)", "True ['0.png', '1.png']", "99",
+    "4 b'name' b'PAR1'\nID",
     "False True",
 ]  # fmt: skip
 

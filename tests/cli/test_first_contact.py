@@ -31,6 +31,7 @@ def pets(dsv: Dsv) -> Dsv:
         ("branches", "dsv branch\n"),
         ("undo", "dsv restore gives up your changes; dsv revert undoes one commit"),
         ("cancel", "dsv stop RUN\n"),
+        ("mount", "ratarmount dsv://DATASET@REV DIR mounts a commit"),
         (
             "rm labels.csv",
             "in a workspace: rm labels.csv, then dsv sync; without a workspace: dsv rm DATASET:PATH",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
 
 from dsv.api.connection import Connection
 from dsv.api.listed import Listed, ListedRuns
-from dsv.errors import Conflict, NotFound, UsageError
+from dsv.errors import Conflict, NotFound, UsageError, as_read_errors
 from dsv.format.tree import Entry, Kind
 from dsv.values import notebook
 from dsv.values.ids import CommitId
@@ -385,7 +385,8 @@ class Commit:
         if not parts:
             return start, b""
         first, last = parts[0].start, parts[-1].start + parts[-1].length
-        return first, self._opened.read([(layout, first, last)], self._resolved.dataset)[0]
+        with as_read_errors():
+            return first, self._opened.read([(layout, first, last)], self._resolved.dataset)[0]
 
     @property
     def _resolved(self) -> Resolved:

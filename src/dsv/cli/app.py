@@ -240,6 +240,7 @@ OTHER_NAMES: dict[str, str] = {
     "submit": "dsv run --detach, or dsv run --on POOL",
     "sweep": "dsv run TARGET -p lr=0.1,0.01 --sweep starts a run for each value",
     "jobs": "dsv runs",
+    "mount": "ratarmount dsv://DATASET@REV DIR mounts a commit (pip install 'dsv-data[mount]'); dsv cache makes files",
     "plot": "dsv runs --csv prints the metrics of runs, for a program that plots them",
     "ps": "dsv runs",
     "kill": "dsv stop RUN",

@@ -31,7 +31,7 @@ from fsspec.utils import stringify_path
 import dsv
 from dsv.api.edits import Edit, MoveAll, Remove
 from dsv.api.program import Commit, Info, IsFolder, Store
-from dsv.errors import Conflict, Denied, Erased, IntegrityError, NoStore, NotFound, UsageError
+from dsv.errors import Conflict, Denied, Erased, IntegrityError, NoStore, NotFound, UsageError, as_read_errors
 from dsv.filesystem.writing import Key, Text, Transaction, Written, running
 from dsv.values.names import MAIN, Target
 
@@ -141,7 +141,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         path = self._strip_protocol(path)
         if not self._parts(path)[1]:
             return _folder(path)
-        with _as_os_errors(path):
+        with as_read_errors(), _as_os_errors(path):
             commit, below = self._at(path)
             assert commit.id
             try:
@@ -153,7 +153,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         """Return the entries of a folder, or the one entry of a file."""
         path = self._strip_protocol(path)
         store, top, _below = self._parts(path)
-        with _as_os_errors(path):
+        with as_read_errors(), _as_os_errors(path):
             if not top:
                 datasets = self._store(store).datasets()
                 rows = [_folder(f"{path}/{item.dataset.component}".lstrip("/")) for item in datasets]

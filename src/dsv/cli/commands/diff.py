@@ -50,7 +50,7 @@ _STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
         dsv diff chest-xray@v1 chest-xray@v2 --stat  # between two tags, summed by folder
         dsv diff @v1 @v2 --table --key image -- labels.csv  # row by row
         dsv diff old.lock data.lock  # for each dataset of two files of 'dsv lock'
-        dsv diff old.lock data.lock --markdown > comment.md
+        dsv diff old.lock data.lock --markdown  # a comment for a merge request
     """,
     result=(
         f"before before_dataset after after_dataset workspace {view.SUM_KEYS} unsearched note problems(path "

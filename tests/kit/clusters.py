@@ -157,7 +157,8 @@ class Site:
         assert not [path for path in pieces.rglob("*") if path.is_file()], "its pieces are gone"
 
     def _curve(self) -> dict[str, Any]:
-        curve: dict[str, Any] = json.loads(self.dsv("runs", self.last()["run"], "--plot", "loss", "--json"))
+        shown = self.dsv("runs", self.last()["run"], "--plot", "loss", "--json")
+        curve: dict[str, Any] = json.loads(shown)["series"]
         return curve
 
     def out(self) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
@@ -15,6 +15,7 @@ from typing import IO, NamedTuple
 from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound, UsageError
+from dsv.exchange.cards import export_with_cards
 from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, export_path, write_out
 from dsv.exchange.hub import HubHistory, at_web
 from dsv.exchange.journal import ExchangeJournal
@@ -325,6 +326,7 @@ def export(
     skip_damaged: bool = False,
     strict: bool = False,
     shards: ShardOptions = (None, None),
+    cards: Collection[str] = (),
 ) -> Exported:
     """Write a tar or shards if the path or URL has such a name, else the target's file or folder.
 
@@ -333,6 +335,7 @@ def export(
     unreadable files, and name them in the result; else raise `IntegrityError`. strict: raise `Conflict` if files
     of the target were erased; else write the rest. force: replace files at the URL that dsv did not write.
     options: how to reach an s3:// URL; None: like the store. shards: as for `Shards`.
+    cards: of `CARDS`, to write beside the files of a folder, also of one that was exported before.
 
     Raises `Conflict`, with nothing written, if something that dsv did not write is in the way, a folder is at
     a file's path or vice versa, or another export writes to the URL; `Unsupported` for missing packages, read-only
@@ -348,10 +351,15 @@ def export(
         resolved = context.resolve(repository, target)
         commit = resolved.commit
         context.note_read(resolved.dataset, commit, repository.objects.commit(commit))
-        if as_shards:
+        if as_shards and not cards:
             tree = TreeReader(repository.objects, commit)
             return Shards(tree, target, shards, strict=strict).write(Path(to), context.progress)
         selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
+        if cards:
+            if place or out or skip_damaged or selection.is_one_file or selection.becomes_tar(to):
+                why = "cards are for whole folders of this machine"
+                raise UsageError(why, subject="--card", hint="dsv export TARGET DIR --card croissant,hf")
+            return export_with_cards(selection, resolved.dataset, target, to, cards)
         if place is not None:
             notes = context.metadata / "stores" / str(repository.id) / "exports"
             at_url = UrlExport(place, to, notes, context.progress, force=force)

@@ -9,6 +9,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import Strict
 from dsv.errors import IntegrityError, UsageError
+from dsv.exchange.cards import CARDS
 from dsv.exchange.export import Exported
 from dsv.values.names import Target
 from dsv.values.secrets import hide_in_urls
@@ -22,6 +23,7 @@ from dsv.values.units import format_bytes, format_count
         dsv export chest-xray@v1 xrays.tar.gz  # one file to hand on
         dsv export chest-xray@v1:val - | ssh lab tar x -C /data  # a folder, as a tar on stdout
         dsv export chest-xray@v1 'shards/x-%05d.tar' --shuffle 1  # for WebDataset, in the order of a seed
+        dsv export chest-xray@v1 xrays --card croissant,hf  # a folder that mlcroissant and datasets read
         dsv export chest-xray@v1 s3://partner/xrays  # into a bucket; again: what is not there yet
     """,
     result=(
@@ -40,6 +42,7 @@ def export(
     strict: Strict = False,
     shard_size: int | None = option("--shard-size SIZE", "The most bytes of a shard (default: 1 GB)."),
     shuffle: int | None = option("--shuffle SEED", "Mix the samples, by this number.", parser=whole(0)),
+    card: str | None = option("--card KINDS", "Add croissant.json (croissant), README.md (hf), or both."),
 ) -> int:
     """Write the files of a commit as a tar or a folder, or to a URL.
 
@@ -47,7 +50,8 @@ def export(
     .tar.bz2 or .tar.xz makes a tar, - a tar on stdout, and any other a folder, which must not exist. If PATH is a
     file, it is written as that file, with - to stdout, or into a folder if that exists or its name ends with a
     slash. Every byte is checked against its id. A file or a folder appears when it is whole; for stdout see the exit
-    code. DIR/NAME-%05d.tar makes numbered tars of whole samples, for WebDataset.
+    code. DIR/NAME-%05d.tar makes numbered tars of whole samples, for WebDataset. --card also adds to a folder that has
+    exactly these files already.
 
     A URL that fsspec knows (s3://, gs://, sftp://) is written to in the same way, many files at a time, each to appear
     when it is whole. After a kill the same command writes only what is missing. If others have files there, nothing is
@@ -64,11 +68,15 @@ def export(
             subject=to,
             hint="dsv export --help",
         )
+    cards = {} if card is None else dict.fromkeys(card.split(","))
+    if unknown := cards.keys() - CARDS.keys():
+        hint = f"--card {','.join(CARDS)}"
+        raise UsageError(f"{min(unknown)!r} is no kind of card", subject="--card", hint=hint)
     with call.context() as context:
         options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
         write = partial(
             api.export, context, target, to, force=force, skip_damaged=skip_damaged, strict=strict,
-            shards=(shard_size, shuffle)
+            shards=(shard_size, shuffle), cards=cards
         )  # fmt: skip
         if to == "-":
             call.out.stream()

@@ -1,0 +1,328 @@
+"""Cards beside exported files: croissant.json, which tools of Croissant 1.1 read, and README.md, which the Hugging Face
+Hub and its package `datasets` read. Both describe the same tables, whose columns are known if pyarrow is installed, and
+images. Patterns stand for what is too much to be named one by one, so cards of a large commit are small too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from glob import escape
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from blake3 import blake3
+
+from dsv.errors import Conflict
+from dsv.exchange.bodies import PIECE
+from dsv.exchange.export import Exported, Selection, export_path, put
+from dsv.exchange.licence import licence_of
+from dsv.files.errors import about
+from dsv.files.small_files import read_small, replace_file
+from dsv.values.names import DatasetName, Rev, Target, clean_path
+from dsv.values.paths import show
+from dsv.values.units import format_bytes, format_count, rfc3339
+
+CARDS: Final = {"croissant": "croissant.json", "hf": "README.md"}
+_OWN: Final = {Path(name) for card in CARDS.values() for name in (card, f".{card}.part")}
+_FORMS = {".csv": "text/csv", ".tsv": "text/tab-separated-values", ".parquet": "application/x-parquet"}
+_SPLIT = re.compile(r"(?<![A-Za-z0-9])(train|test|validation|valid|val|dev)(?![A-Za-z0-9])")
+_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+_MOST, _MOST_READ, _MOST_CSV = 100, 1000, 64 << 20
+"""Tables and folders that a card names; files of one table, and bytes of a CSV, that are read for their columns."""
+_TERMS = """arrayShape citeAs column containedIn equivalentProperty extract field fileProperty fileObject fileSet format
+    includes isArray isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated replace
+    samplingRate separator source subField transform"""
+_CONTEXT: Final = {
+    "@language": "en", "@vocab": "https://schema.org/", "sc": "https://schema.org/", "dct": "http://purl.org/dc/terms/",
+    "cr": "http://mlcommons.org/croissant/", "rai": "http://mlcommons.org/croissant/RAI/",
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"}, "conformsTo": "dct:conformsTo",
+    **{name: {"@id": f"cr:{name}", "@type": "@json"} for name in ("data", "examples")},
+    **{name: {"@container": "@language"} for name in ("name", "description")},
+    **{name: f"cr:{name}" for name in _TERMS.split()},
+}  # fmt: skip
+_TYPES = {
+    r"bool": "sc:Boolean", r"u?int\d+": "sc:Integer", r"double|float|halffloat": "sc:Float",
+    r"(large_)?(string|binary)": "sc:Text", r"timestamp\[.+\]|date(32|64)\[.+\]": "sc:DateTime",
+}  # fmt: skip
+_DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16", "date32[day]": "date32"}
+_Column = tuple[str, str, str, str]
+"""Name; `list` or the like if its values are such; type in Croissant, empty for another; type in cards of the Hub."""
+
+
+class _Part(NamedTuple):
+    """Files that are read as one: a table, or all images, whose form is empty."""
+
+    form: str
+    name: str
+    """The path of a table, with * for digits that differ."""
+    split: str
+    globs: list[str]
+    """Patterns of exactly these files."""
+    files: int
+    bytes: int
+    rows: int | None
+    columns: tuple[_Column, ...] = ()
+
+
+def export_with_cards(
+    selection: Selection, dataset: DatasetName, target: Target, to: str, cards: Collection[str]
+) -> Exported:
+    """Write a folder as `export_path` does, unless it has just these files already, and the cards. Raises `Conflict` if
+    it has others, and if files of the commit have the names of cards."""
+    root, own = Path(to), {name.lower() for name, _, _ in selection.found}
+    if taken := [CARDS[card] for card in cards if CARDS[card].lower().encode() in own]:
+        hint = "leave out --card, or name the other kind alone"
+        raise Conflict(f"{target} has its own {taken[0]}", subject=taken[0], hint=hint)
+    with about(root):
+        if not (is_there := os.path.lexists(root)):
+            export_path(selection, to)
+        parts = [*_tables(selection, root), *_images(selection)]
+        digests = _checked(selection, root, {part.name for part in parts if part.form}, every=is_there)
+        title = str(Target(dataset, Rev(str(selection.commit)), clean_path(target.path) or None))
+        for card in sorted(cards):
+            text = (
+                _hub(selection, title, parts)
+                if card == "hf"
+                else _croissant(selection, title, parts, digests)
+            )
+            _put(root / CARDS[card], text.encode())
+    return selection.exported()
+
+
+def _put(path: Path, content: bytes) -> None:
+    if not os.path.lexists(path):
+        draft = path.with_name(f".{path.name}.part")
+        replace_file(draft, content)
+        put(draft, path, replace=True)
+    elif read_small(path, len(content) + 1) != content:
+        text = f"{show(os.fsencode(path))} is not what dsv writes now"
+        raise Conflict(text, subject=str(path), hint="remove it, and repeat the command")
+
+
+def _checked(selection: Selection, root: Path, names: set[str], *, every: bool) -> dict[str, str]:
+    """Return the SHA-256 of these files. Raises `Conflict` if one is not as in the commit; every: if any is not, or if
+    there are others."""
+    there = {
+        Path(above, name).relative_to(root) for above, _, files in os.walk(root) if every for name in files
+    }
+    others, digests = (
+        there - {Path(os.fsdecode(name)) for name, _, _ in selection.found} - _OWN,
+        dict[str, str](),
+    )
+    for name, entry, _ in selection.found:
+        if entry.is_file and (every or name.decode() in names):
+            path, proof, sha = root / os.fsdecode(name), blake3(), hashlib.sha256()
+            if path.is_file() and not path.is_symlink():
+                with path.open("rb") as file:
+                    while piece := file.read(PIECE):
+                        proof.update(piece)
+                        sha.update(piece)
+            digests[name.decode()] = sha.hexdigest()
+            others |= (
+                set() if proof.digest() == entry.file_id and path.is_file() else {Path(os.fsdecode(name))}
+            )
+    if others:
+        text = (
+            f"{show(os.fsencode(root))} is not an export of this commit: {show(bytes(min(others)))} differs"
+        )
+        raise Conflict(text, subject=str(root), hint="choose a path that does not exist")
+    return digests
+
+
+def _tables(selection: Selection, root: Path) -> Iterator[_Part]:
+    groups, seen = dict[Any, list[tuple[str, int, int | None]]](), Counter[str]()
+    read: dict[str, tuple[tuple[_Column, ...], int | None] | None] = {}
+    for name, entry, _ in selection.found:
+        path, pattern, form = name.decode(), re.sub("[0-9]+", "*", name.decode()), Path(name.decode()).suffix
+        if entry.is_file and form in _FORMS and (pattern in seen or len(seen) < _MOST):
+            seen[pattern] += 1
+            if seen[pattern] <= _MOST_READ:
+                read[pattern] = _read(root / path)
+            if (table := read[pattern]) is not None:
+                rows = table[1] if seen[pattern] <= _MOST_READ else None
+                groups.setdefault((pattern, form, table[0]), []).append((path, entry.size, rows))
+    shared = Counter(pattern for pattern, *_ in groups)
+    for (pattern, form, columns), files in groups.items():
+        globs = [_glob(path) for path, *_ in files]
+        if len(files) > 1 and shared[pattern] == 1:  # then digits of any value are exact
+            globs = sorted({re.sub("[0-9]", "[0-9]", glob) for glob in globs})
+        counts = [rows for *_, rows in files]
+        total, named = (
+            None if None in counts else sum(filter(None, counts)),
+            pattern if len(files) > 1 else files[0][0],
+        )
+        if len(globs) <= _MOST:
+            size = sum(size for _, size, _ in files)
+            yield _Part(form, named, _split(pattern), globs, len(files), size, total, columns)
+
+
+def _images(selection: Selection) -> Iterator[_Part]:
+    counts, labels, size = Counter[tuple[str, str]](), set[str](), 0
+    for name, entry, _ in selection.found:
+        above, form = name.decode().split("/")[:-1], Path(name.decode()).suffix
+        if entry.is_file and form.lower() in (".jpg", ".jpeg", ".png"):
+            counts[above[0] if above and _SPLIT.fullmatch(above[0]) else "", form] += 1
+            labels.add(above[-1] if above else "")
+            size += entry.size
+    tops = {top for top, _ in counts}
+    columns: tuple[_Column, ...] = (("image", "", "sc:ImageObject", ""),)
+    columns += (
+        (("label", "", "sc:Text", ""),) if len(labels) > 1 and "" not in labels and labels - tops else ()
+    )
+    for top in sorted(tops if "" not in tops else {""}):
+        forms = {form: count for (above, form), count in counts.items() if top in ("", above)}
+        globs = sorted(f"{top}/**/*{form}".lstrip("/") for form in forms)
+        yield _Part(
+            "", top or "images", _split(top), globs, sum(forms.values()), size, sum(forms.values()), columns
+        )
+
+
+def _read(path: Path) -> tuple[tuple[_Column, ...], int | None] | None:
+    """Return the columns of a table and its rows, as far as they can be known; None if it can't be read."""
+    try:
+        from pyarrow import ArrowException, BufferReader, csv, parquet
+
+        with path.open("rb") as file:
+            if path.suffix == ".parquet":
+                whole = parquet.ParquetFile(file)
+                schema, rows = whole.schema_arrow, whole.metadata.num_rows
+            elif len(data := file.read(_MOST_CSV + 1)) > _MOST_CSV or b"0x" in data.lower():
+                return (), None  # 0x is a number for pyarrow, and a text for all who read cards
+            else:
+                how = csv.ParseOptions(
+                    delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True
+                )
+                table = csv.read_csv(BufferReader(data), parse_options=how)
+                schema, rows = table.schema, table.num_rows
+    except ImportError:
+        return (), None
+    except (ArrowException, OSError):
+        return None
+    columns, says_more = list[_Column](), b"huggingface" in (schema.metadata or {})
+    for field in schema:
+        lists, is_list, _ = str(field.type).partition("<")
+        lists = lists if is_list and lists in ("list", "large_list") else ""
+        dtype = str(field.type.value_type if lists else field.type)
+        kind = next((kind for form, kind in _TYPES.items() if re.fullmatch(form, dtype)), "")
+        is_told = path.suffix == ".parquet" and kind and not says_more
+        columns.append((field.name, lists, kind, _DTYPES.get(dtype, dtype) if is_told else ""))
+    return None if path.suffix != ".parquet" and "binary" in map(str, schema.types) else ((*columns,), rows)
+
+
+def _glob(path: str) -> str:
+    """Return a pattern of just this path, which is no URL for `datasets`."""
+    return escape(path).replace(":", "[:]")
+
+
+def _split(name: str) -> str:
+    word = _SPLIT.search(name)
+    return "train" if word is None else "validation" if word[0] in ("valid", "val", "dev") else word[0]
+
+
+def _ids(texts: Iterable[str]) -> Iterator[str]:
+    """Yield an id for each text, without spaces and unlike the others."""
+    used = Counter[str]()
+    for text in texts:
+        short = re.sub(r"[^A-Za-z0-9._-]+", "_", text)[:64]
+        used[short] += 1
+        yield f"{short}~{used[short]}" if used[short] > 1 else short
+
+
+def _croissant(selection: Selection, title: str, parts: list[_Part], digests: dict[str, str]) -> str:
+    listed, records = list[dict[str, Any]](), list[dict[str, Any]]()
+    for part, part_id in zip(parts, _ids(part.name for part in parts), strict=True):
+        files: dict[str, Any] = {"@id": f"{part_id}-files", "@type": "cr:FileSet", "includes": part.globs}
+        if is_file := part.form and part.files == 1:
+            files = {"@id": files["@id"], "@type": "cr:FileObject", "contentSize": f"{part.bytes} B"}
+            files |= {"contentUrl": part.name, "sha256": digests[part.name]}
+        form = _FORMS[part.form] if part.form else ["image/jpeg", "image/png"]
+        listed.append({**files, "name": part.name, "encodingFormat": form})
+        names, fields = Counter(name for name, *_ in part.columns), list[dict[str, Any]]()
+        for (name, lists, kind, _), field_id in zip(
+            part.columns, _ids(name for name, *_ in part.columns), strict=True
+        ):
+            source: dict[str, Any] = {"fileObject" if is_file else "fileSet": {"@id": files["@id"]}}
+            source["extract"] = {"column": name} if part.form else {"fileProperty": "content"}
+            if not part.form and name == "label":
+                source |= {
+                    "extract": {"fileProperty": "fullpath"},
+                    "transform": {"regex": "(?:.*/)?([^/]+)/[^/]+$"},
+                }
+            if (
+                kind and name and names[name] == 1 and not name.startswith("__index_level_")
+            ):  # as pandas has it
+                more = {"source": source, **({"isArray": True, "arrayShape": "-1"} if lists else {})}
+                fields.append(
+                    {
+                        "@type": "cr:Field",
+                        "@id": f"{part_id}/{field_id}",
+                        "name": name,
+                        "dataType": kind,
+                        **more,
+                    }
+                )
+        records += (
+            [{"@type": "cr:RecordSet", "@id": part_id, "name": part.name, "field": fields}] if fields else []
+        )
+    paths = [name.decode() for name, entry, _ in selection.found if entry.is_file]
+    tops = sorted({path.partition("/")[0] for path in paths if "/" in path})
+    sets = [f"{_glob(top)}/**" for top in tops] if len(tops) <= _MOST else ["*/**"]
+    for glob, set_id in zip(("*", *sets), _ids(f"all-{glob}" for glob in ("*", *sets)), strict=True):
+        every = {"encodingFormat": "application/octet-stream", "includes": [glob]}
+        listed.append({"@type": "cr:FileSet", "@id": set_id, "name": glob, **every})
+    licence, done = licence_of(selection.tree), selection.exported()
+    named = licence.get("id") or licence.get("title")
+    document = {
+        "@context": _CONTEXT, "@type": "sc:Dataset", "conformsTo": "http://mlcommons.org/croissant/1.1",
+        "name": title, "description": f"{format_count(done.files, 'file')}, {format_bytes(done.bytes)}",
+        "version": f"0.0.0+{selection.commit}", "url": f"dsv://{title}", **({"license": named} if named else {}),
+        "datePublished": rfc3339(selection.tree.commit.time_ms)[:10], "distribution": listed, "recordSet": records,
+    }  # fmt: skip
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _hub(selection: Selection, title: str, parts: list[_Part]) -> str:
+    """Return the card. `datasets` reads all configs in the form of the first, so tables of other forms have none."""
+    merged, front = dict[Any, list[_Part]](), dict[str, Any]()
+    for part in (part for part in parts if "::" not in part.name):  # which is never a file for `datasets`
+        merged.setdefault((part.form, _SPLIT.sub("*", part.name, 1), part.columns), []).append(part)
+    tables = sorted(merged.values(), key=lambda parts: -sum(part.bytes for part in parts))
+    tables = [parts for parts in tables if parts[0].form == tables[0][0].form]
+    configs, infos, rows = (
+        list[dict[str, Any]](),
+        list[dict[str, Any]](),
+        [part.rows for part in chain(*tables)],
+    )
+    for table, name in zip(tables, _ids(parts[0].name for parts in tables), strict=True):
+        files, columns = [{"split": part.split, "path": part.globs} for part in table], table[0].columns
+        more = {} if table[0].form else {"drop_labels": len(columns) == 1}
+        configs.append({"config_name": name, "data_files": files, "default": not configs, **more})
+        if columns and all(dtype for *_, dtype in columns):
+            features = [{"name": name, lists or "dtype": dtype} for name, lists, _, dtype in columns]
+            infos.append({"config_name": name, "features": features})
+    licence = licence_of(selection.tree)
+    if "id" in licence or "file" in licence:
+        front["license"] = licence.get("id", "other")
+        front |= (
+            {} if "id" in licence else {"license_name": licence["title"], "license_link": licence["file"]}
+        )
+    if rows and None not in rows:
+        at = sum(sum(filter(None, rows)) >= 1000 * 10**power for power in range(10))
+        front["size_categories"] = [
+            f"{_SIZES[at - 1]}<n<{_SIZES[at]}" if 0 < at < 10 else "n>1T" if at else "n<1K"
+        ]
+    front |= {"pretty_name": title, "configs": configs, "dataset_info": infos}
+    yaml = [f"{key}: {_yaml(value)}" for key, value in front.items() if value]
+    shown = [f"    {show(part.name.encode())}: {format_count(part.files, 'file')}" for part in parts]
+    return "\n".join(["---", *yaml, "---", "", "# Dataset", "", f"    {show(title.encode())}", *shown, ""])
+
+
+def _yaml(value: object) -> str:
+    """Return JSON that YAML reads as the same value: on one line, and what can't be seen as an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in text)

@@ -19,10 +19,11 @@ from blake3 import blake3
 
 from dsv.errors import Conflict
 from dsv.exchange.bodies import PIECE
-from dsv.exchange.export import Exported, Selection, export_path, put
+from dsv.exchange.export import Exported, Selection, export_path
 from dsv.exchange.licence import licence_of
 from dsv.files.errors import about
-from dsv.files.small_files import read_small, replace_file
+from dsv.files.small_files import put_file, read_small
+from dsv.values.json import on_a_line
 from dsv.values.names import DatasetName, Rev, Target, clean_path
 from dsv.values.paths import show
 from dsv.values.units import format_bytes, format_count, rfc3339
@@ -96,9 +97,7 @@ def export_with_cards(
 
 def _put(path: Path, content: bytes) -> None:
     if not os.path.lexists(path):
-        draft = path.with_name(f".{path.name}.part")
-        replace_file(draft, content)
-        put(draft, path, replace=True)
+        put_file(path, content)
     elif read_small(path, len(content) + 1) != content:
         text = f"{show(os.fsencode(path))} is not what dsv writes now"
         raise Conflict(text, subject=str(path), hint="remove it, and repeat the command")
@@ -317,12 +316,6 @@ def _hub(selection: Selection, title: str, parts: list[_Part]) -> str:
             f"{_SIZES[at - 1]}<n<{_SIZES[at]}" if 0 < at < 10 else "n>1T" if at else "n<1K"
         ]
     front |= {"pretty_name": title, "configs": configs, "dataset_info": infos}
-    yaml = [f"{key}: {_yaml(value)}" for key, value in front.items() if value]
+    yaml = [f"{key}: {on_a_line(value)}" for key, value in front.items() if value]
     shown = [f"    {show(part.name.encode())}: {format_count(part.files, 'file')}" for part in parts]
     return "\n".join(["---", *yaml, "---", "", "# Dataset", "", f"    {show(title.encode())}", *shown, ""])
-
-
-def _yaml(value: object) -> str:
-    """Return JSON that YAML reads as the same value: on one line, and what can't be seen as an escape."""
-    text = json.dumps(value, ensure_ascii=False)
-    return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in text)

@@ -51,6 +51,15 @@ def replace_file(
         sync_folder(path.parent)
 
 
+def put_file(path: Path, content: bytes) -> None:
+    """Replace the file by way of `.NAME.part`, which the next call replaces if this one is killed."""
+    draft = path.with_name(f".{path.name}.part")
+    draft.unlink(missing_ok=True)
+    write_new(draft, content)
+    draft.replace(path)
+    sync_folder(path.parent)
+
+
 def write_new(
     path: AnyPath, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
 ) -> None:

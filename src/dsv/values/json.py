@@ -54,6 +54,12 @@ def check_json(value: Json, depth: int = 0) -> Json:
     raise ValueError(f"a {type(value).__name__} is not JSON")
 
 
+def on_a_line(value: Json) -> str:
+    """Return JSON on one line that YAML reads as the same value: what can't be seen is an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in text)
+
+
 def flattened(values: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
     """Return `{"a": {"b": 1}}` as `{"a.b": 1}`."""
     flat: dict[str, Json] = {}

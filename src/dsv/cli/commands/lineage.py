@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dsv.api.dossier import dossier as write_dossier
 from dsv.api.lineage import lineage as find
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
@@ -13,6 +14,7 @@ from dsv.cli.run_views import params_text
 from dsv.run.lineage import Lineage, LineageEdge, LineageNode, RawChange
 from dsv.run.record import RunRecord
 from dsv.run.result import result_text
+from dsv.values.secrets import Masker
 from dsv.values.trailers import imported_from
 from dsv.values.units import format_bytes, format_count, format_duration
 
@@ -37,6 +39,7 @@ _STATES = {"head": "head of {}", "moved": "{} has moved", "gone": "{} is gone", 
     examples="""
         dsv lineage models@production  # the runs that made it, the data that they read, back to raw data
         dsv lineage ./model.pt --changes  # of a file: what has changed since in the data that it was made from
+        dsv lineage models@production --dossier audit  # JSON and a page with origins, licences, code, metrics
         dsv lineage raw@v1 --down  # who used it, and what was made of it
     """,
     result=(
@@ -50,6 +53,7 @@ def lineage(
     down: bool = option("--down", "Show what was made of it, and who used it."),
     changes: bool = option("--changes", "Show what has changed since in each of the raw datasets."),
     depth: int | None = option("--depth N", "Follow at most N runs.", parser=whole(0)),
+    dossier: str | None = option("--dossier DIR", "Write all that is known into a folder, for an audit."),
     exit_code: ExitCode = False,
 ) -> int:
     """Show where data comes from, and what was made of it.
@@ -58,8 +62,14 @@ def lineage(
     runs and in branches. Runs are joined by the trees that they read and made, as their records have them. With
     --exit-code the difference is an input whose branch has moved.
     """
+    if dossier is not None:
+        call.takes_only("--dossier", "target", "dossier", "depth", "exit_code")
     with call.context() as context:
-        found = find(context, target, down=down, changes=changes, depth=depth)
+        if dossier is None:
+            found = find(context, target, down=down, changes=changes, depth=depth)
+        else:
+            masker = Masker.of({}, call.around.environ)
+            found = write_dossier(context, target, context.cwd / dossier, masker, depth)
     if call.json:
         call.result(
             found,

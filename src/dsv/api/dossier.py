@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,54 +43,45 @@ def dossier(context: Context, named: str, folder: Path, masker: Masker, depth: i
     """Write a dossier of what `lineage` finds. Return that, with what could not be read. masker: hides the secrets of
     this machine. Raises `Conflict` for a folder with anything else, or the dossier of something else."""
     found = lineage(context, named, depth=depth)
-    start = f'{{\n "start": {json.dumps(found.start)},'.encode()
+    start = f'{{\n "start": {json.dumps(masker.text(found.start))},'.encode()
     with about(folder), context.repository() as repository:
         folder.mkdir(parents=True, exist_ok=True)
         others = {path.name for path in folder.iterdir()} - _OWN
-        if others or (read_small(folder / _GRAPH, 1 << 30) or start)[: len(start)] != start:
+        if others or not (read_small(folder / _GRAPH, 1 << 30) or start).startswith(start):
             what = show(os.fsencode(min(others))) if others else "the dossier of something else"
-            text = f"{show(os.fsencode(folder))} has {what}"
-            raise Conflict(text, subject=str(folder), hint="name an empty folder")
+            raise Conflict(
+                f"{show(bytes(folder))} has {what}", subject=str(folder), hint="name an empty folder"
+            )
         search = LineageSearch(repository)
         nodes = [_members(search, node) for node in found.nodes]
         problems = (*found.problems, *search.problems.values())
         edges = [{"from": edge.source, "to": edge.target, "name": edge.name} for edge in found.edges]
-        unread = [problem.message for problem in problems]
-        asked = {"start": found.start, "found": found.found, "cut": found.cut, "unread": unread}
+        asked = {
+            "start": found.start,
+            "found": found.found,
+            "cut": found.cut,
+            "unread": [str(one) for one in problems],
+        }
         graph: Any = masker.value({**asked, "edges": edges, "nodes": nodes})
         put_file(folder / _GRAPH, json.dumps(graph, indent=1).encode() + b"\n")
-        put_file(folder / _PAGE, _page(graph).encode())
+        put_file(folder / _PAGE, "\n".join(_page(graph)).encode())
     return replace(found, problems=problems)
 
 
 def _members(search: LineageSearch, node: LineageNode) -> dict[str, Any]:
+    record, commit, objects = node.record, node.about, search.repository.objects
     members: dict[str, Any] = {
-        "id": node.id,
-        "kind": node.kind,
-        "path": node.path,
-        "rev": node.rev,
-        "raw": node.raw,
+        name: getattr(node, name) for name in ("id", "kind", "path", "rev", "root", "raw")
     }
-    if (record := node.record) is not None:
+    if record is not None:
         hosts = sorted({record.host, *(part.host for part in record.parts if part.host)})
         times = {"started": rfc3339(record.started_ms), "ended": record.ended_ms and rfc3339(record.ended_ms)}
-        return {**members, **times, "hosts": hosts, **record.members()}
-    if (commit := node.about) is not None and node.commit is not None:
-        told = search.tried(
-            partial(_told, search.repository.objects, node.commit, os.fsencode(node.path or ""))
-        )
+        members |= times | {"hosts": hosts} | record.members()
+    if commit is not None and node.commit is not None:
+        told = search.tried(partial(_told, objects, node.commit, os.fsencode(node.path or "")))
         members |= told or {"licence": "can't be read"}
-        members |= {
-            "origin": imported_from(commit.message),
-            "author": commit.author,
-            "message": commit.message,
-        }
-        members |= {
-            "made": rfc3339(commit.time_ms),
-            "files": commit.files,
-            "bytes": commit.bytes,
-            "root": node.root,
-        }
+        members |= {name: getattr(commit, name) for name in ("author", "message", "files", "bytes")}
+        members |= {"origin": imported_from(commit.message), "made": rfc3339(commit.time_ms)}
     return members
 
 
@@ -102,20 +94,15 @@ def _told(objects: Objects, commit: CommitId, path: bytes) -> dict[str, Any]:
     return {"licence": licence_of(tree), "erased": [*erased.values()]}
 
 
-def _page(graph: dict[str, Any]) -> str:
-    """What others wrote is in indented blocks, where nothing is markup."""
-    lines, left_out = [_INTRODUCTION], {*RunRecord.keys("not shown"), "edges", "nodes"}
+def _page(graph: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines. What others wrote is in indented blocks, where nothing is markup."""
+    yield _INTRODUCTION
+    left_out = {*RunRecord.keys("not shown"), "edges", "nodes"}
     for number, members in enumerate((graph, *graph["nodes"])):
-        lines.append(f"## {number}. {members.get('kind', 'what was asked')}\n")
-        shown = {
-            key: value
-            for key, value in members.items()
-            if value not in (None, [], {}, "") and key not in left_out
-        }
-        lines += [f"    {key}: {on_a_line(value)}" for key, value in shown.items()]
-        edges = [edge for edge in graph["edges"] if members.get("id") in (edge["from"], edge["to"])]
-        lines += [
-            f"    {edge['name']}: {on_a_line(edge['from'])} -> {on_a_line(edge['to'])}" for edge in edges
-        ]
-        lines.append("")
-    return "\n".join(lines)
+        yield f"\n## {number}. {members.get('kind', 'what was asked')}\n"
+        for key, value in members.items():
+            if value not in (None, [], {}, "") and key not in left_out:
+                yield f"    {key}: {on_a_line(value)}"
+        for edge in graph["edges"]:
+            if members.get("id") in (edge["from"], edge["to"]):
+                yield f"    edge: {on_a_line([edge['from'], edge['name'], edge['to']])}"

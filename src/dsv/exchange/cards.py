@@ -61,13 +61,17 @@ class _Part(NamedTuple):
     form: str
     name: str
     """The path of a table, with * for digits that differ."""
-    split: str
     globs: list[str]
     """Patterns of exactly these files."""
     files: int
     bytes: int
     rows: int | None
-    columns: tuple[_Column, ...] = ()
+    columns: tuple[_Column, ...]
+
+    @property
+    def split(self) -> str:
+        word = _SPLIT.search(self.name)
+        return "train" if word is None else "validation" if word[0] in ("valid", "val", "dev") else word[0]
 
 
 def export_with_cards(
@@ -85,50 +89,36 @@ def export_with_cards(
         parts = [*_tables(selection, root), *_images(selection)]
         digests = _checked(selection, root, {part.name for part in parts if part.form}, every=is_there)
         title = str(Target(dataset, Rev(str(selection.commit)), clean_path(target.path) or None))
+        what = selection, title, parts
         for card in sorted(cards):
-            text = (
-                _hub(selection, title, parts)
-                if card == "hf"
-                else _croissant(selection, title, parts, digests)
-            )
-            _put(root / CARDS[card], text.encode())
+            path, text = root / CARDS[card], _hub(*what) if card == "hf" else _croissant(*what, digests)
+            content = text.encode()
+            if not os.path.lexists(path):
+                put_file(path, content)
+            elif read_small(path, len(content)) != content:
+                text = f"{show(bytes(path))} is not what dsv writes now"
+                raise Conflict(text, subject=str(path), hint="remove it, and repeat the command")
     return selection.exported()
-
-
-def _put(path: Path, content: bytes) -> None:
-    if not os.path.lexists(path):
-        put_file(path, content)
-    elif read_small(path, len(content) + 1) != content:
-        text = f"{show(os.fsencode(path))} is not what dsv writes now"
-        raise Conflict(text, subject=str(path), hint="remove it, and repeat the command")
 
 
 def _checked(selection: Selection, root: Path, names: set[str], *, every: bool) -> dict[str, str]:
     """Return the SHA-256 of these files. Raises `Conflict` if one is not as in the commit; every: if any is not, or if
     there are others."""
-    there = {
-        Path(above, name).relative_to(root) for above, _, files in os.walk(root) if every for name in files
-    }
-    others, digests = (
-        there - {Path(os.fsdecode(name)) for name, _, _ in selection.found} - _OWN,
-        dict[str, str](),
-    )
+    walked, digests = os.walk(root) if every else (), dict[str, str]()
+    others = {Path(above, name).relative_to(root) for above, _, files in walked for name in files} - _OWN
+    others -= {Path(os.fsdecode(name)) for name, _, _ in selection.found}
     for name, entry, _ in selection.found:
         if entry.is_file and (every or name.decode() in names):
-            path, proof, sha = root / os.fsdecode(name), blake3(), hashlib.sha256()
-            if path.is_file() and not path.is_symlink():
-                with path.open("rb") as file:
+            path, proof, sha = Path(os.fsdecode(name)), blake3(), hashlib.sha256()
+            if is_file := (root / path).is_file() and not (root / path).is_symlink():
+                with (root / path).open("rb") as file:
                     while piece := file.read(PIECE):
                         proof.update(piece)
                         sha.update(piece)
             digests[name.decode()] = sha.hexdigest()
-            others |= (
-                set() if proof.digest() == entry.file_id and path.is_file() else {Path(os.fsdecode(name))}
-            )
+            others |= set() if is_file and proof.digest() == entry.file_id else {path}
     if others:
-        text = (
-            f"{show(os.fsencode(root))} is not an export of this commit: {show(bytes(min(others)))} differs"
-        )
+        text = f"{show(bytes(root))} is not an export of this commit: {show(bytes(min(others)))} differs"
         raise Conflict(text, subject=str(root), hint="choose a path that does not exist")
     return digests
 
@@ -147,80 +137,64 @@ def _tables(selection: Selection, root: Path) -> Iterator[_Part]:
                 groups.setdefault((pattern, form, table[0]), []).append((path, entry.size, rows))
     shared = Counter(pattern for pattern, *_ in groups)
     for (pattern, form, columns), files in groups.items():
-        globs = [_glob(path) for path, *_ in files]
+        globs = [escape(path).replace(":", "[:]") for path, *_ in files]
         if len(files) > 1 and shared[pattern] == 1:  # then digits of any value are exact
             globs = sorted({re.sub("[0-9]", "[0-9]", glob) for glob in globs})
         counts = [rows for *_, rows in files]
-        total, named = (
-            None if None in counts else sum(filter(None, counts)),
-            pattern if len(files) > 1 else files[0][0],
-        )
+        total = None if None in counts else sum(filter(None, counts))
+        path, size = pattern if len(files) > 1 else files[0][0], sum(size for _, size, _ in files)
         if len(globs) <= _MOST:
-            size = sum(size for _, size, _ in files)
-            yield _Part(form, named, _split(pattern), globs, len(files), size, total, columns)
+            yield _Part(form, path, globs, len(files), size, total, columns)
 
 
 def _images(selection: Selection) -> Iterator[_Part]:
     counts, labels, size = Counter[tuple[str, str]](), set[str](), 0
     for name, entry, _ in selection.found:
-        above, form = name.decode().split("/")[:-1], Path(name.decode()).suffix
+        (top, *more), form = name.decode().split("/"), Path(name.decode()).suffix
         if entry.is_file and form.lower() in (".jpg", ".jpeg", ".png"):
-            counts[above[0] if above and _SPLIT.fullmatch(above[0]) else "", form] += 1
-            labels.add(above[-1] if above else "")
+            counts[top if more and _SPLIT.fullmatch(top) else "", form] += 1
+            labels.add("/".join((top, *more)[-2:-1]))
             size += entry.size
-    tops = {top for top, _ in counts}
-    columns: tuple[_Column, ...] = (("image", "", "sc:ImageObject", ""),)
-    columns += (
-        (("label", "", "sc:Text", ""),) if len(labels) > 1 and "" not in labels and labels - tops else ()
-    )
-    for top in sorted(tops if "" not in tops else {""}):
+    tops, columns = {top for top, _ in counts}, [("image", "", "sc:ImageObject", "")]
+    if len(labels) > 1 and "" not in labels and labels - tops:  # all are in folders, not only of splits
+        columns.append(("label", "", "sc:Text", ""))
+    for top in sorted({""} if "" in tops else tops):
         forms = {form: count for (above, form), count in counts.items() if top in ("", above)}
-        globs = sorted(f"{top}/**/*{form}".lstrip("/") for form in forms)
-        yield _Part(
-            "", top or "images", _split(top), globs, sum(forms.values()), size, sum(forms.values()), columns
-        )
+        globs, count = sorted(f"{top}/**/*{form}".lstrip("/") for form in forms), sum(forms.values())
+        yield _Part("", top or "images", globs, count, size, count, (*columns,))
 
 
 def _read(path: Path) -> tuple[tuple[_Column, ...], int | None] | None:
     """Return the columns of a table and its rows, as far as they can be known; None if it can't be read."""
     try:
         from pyarrow import ArrowException, BufferReader, csv, parquet
-
+    except ImportError:
+        return (), None
+    if not path.is_file():  # it may be a pipe
+        return None
+    try:
         with path.open("rb") as file:
-            if path.suffix == ".parquet":
+            if is_parquet := path.suffix == ".parquet":
                 whole = parquet.ParquetFile(file)
                 schema, rows = whole.schema_arrow, whole.metadata.num_rows
             elif len(data := file.read(_MOST_CSV + 1)) > _MOST_CSV or b"0x" in data.lower():
                 return (), None  # 0x is a number for pyarrow, and a text for all who read cards
             else:
-                how = csv.ParseOptions(
-                    delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True
-                )
+                tab = "\t" if path.suffix == ".tsv" else ","
+                how = csv.ParseOptions(delimiter=tab, newlines_in_values=True)
                 table = csv.read_csv(BufferReader(data), parse_options=how)
                 schema, rows = table.schema, table.num_rows
-    except ImportError:
-        return (), None
     except (ArrowException, OSError):
         return None
-    columns, says_more = list[_Column](), b"huggingface" in (schema.metadata or {})
+    columns, more = list[_Column](), schema.metadata or {}
     for field in schema:
-        lists, is_list, _ = str(field.type).partition("<")
-        lists = lists if is_list and lists in ("list", "large_list") else ""
+        outer = str(field.type).partition("<")[0]
+        lists = outer if outer in ("list", "large_list") else ""
         dtype = str(field.type.value_type if lists else field.type)
         kind = next((kind for form, kind in _TYPES.items() if re.fullmatch(form, dtype)), "")
-        is_told = path.suffix == ".parquet" and kind and not says_more
+        is_told = is_parquet and kind and b"huggingface" not in more  # else `datasets` finds it
         columns.append((field.name, lists, kind, _DTYPES.get(dtype, dtype) if is_told else ""))
-    return None if path.suffix != ".parquet" and "binary" in map(str, schema.types) else ((*columns,), rows)
-
-
-def _glob(path: str) -> str:
-    """Return a pattern of just this path, which is no URL for `datasets`."""
-    return escape(path).replace(":", "[:]")
-
-
-def _split(name: str) -> str:
-    word = _SPLIT.search(name)
-    return "train" if word is None else "validation" if word[0] in ("valid", "val", "dev") else word[0]
+    return None if not is_parquet and "binary" in map(str, schema.types) else ((*columns,), rows)
 
 
 def _ids(texts: Iterable[str]) -> Iterator[str]:
@@ -235,81 +209,70 @@ def _ids(texts: Iterable[str]) -> Iterator[str]:
 def _croissant(selection: Selection, title: str, parts: list[_Part], digests: dict[str, str]) -> str:
     listed, records = list[dict[str, Any]](), list[dict[str, Any]]()
     for part, part_id in zip(parts, _ids(part.name for part in parts), strict=True):
-        files: dict[str, Any] = {"@id": f"{part_id}-files", "@type": "cr:FileSet", "includes": part.globs}
-        if is_file := part.form and part.files == 1:
-            files = {"@id": files["@id"], "@type": "cr:FileObject", "contentSize": f"{part.bytes} B"}
-            files |= {"contentUrl": part.name, "sha256": digests[part.name]}
-        form = _FORMS[part.form] if part.form else ["image/jpeg", "image/png"]
-        listed.append({**files, "name": part.name, "encodingFormat": form})
-        names, fields = Counter(name for name, *_ in part.columns), list[dict[str, Any]]()
-        for (name, lists, kind, _), field_id in zip(
-            part.columns, _ids(name for name, *_ in part.columns), strict=True
-        ):
-            source: dict[str, Any] = {"fileObject" if is_file else "fileSet": {"@id": files["@id"]}}
-            source["extract"] = {"column": name} if part.form else {"fileProperty": "content"}
-            if not part.form and name == "label":
-                source |= {
-                    "extract": {"fileProperty": "fullpath"},
-                    "transform": {"regex": "(?:.*/)?([^/]+)/[^/]+$"},
-                }
+        is_file, files_id = part.form and part.files == 1, {"@id": f"{part_id}-files"}
+        files: dict[str, Any] = {"@type": "cr:FileSet", "includes": part.globs}
+        if is_file:
+            size = {"contentSize": f"{part.bytes} B", "sha256": digests[part.name]}
+            files = {"@type": "cr:FileObject", "contentUrl": part.name, **size}
+        files |= {"encodingFormat": _FORMS.get(part.form, ["image/jpeg", "image/png"])}
+        listed.append({**files_id, "name": part.name, **files})
+        names, fields = [name for name, *_ in part.columns], list[dict[str, Any]]()
+        for (name, lists, kind, _), field_id in zip(part.columns, _ids(names), strict=True):
+            source: dict[str, Any] = {
+                "fileObject" if is_file else "fileSet": files_id,
+                "extract": {"column": name},
+            }
+            if not part.form:
+                source["extract"] = {"fileProperty": "content" if name == "image" else "fullpath"}
+                source |= {"transform": {"regex": "(?:.*/)?([^/]+)/[^/]+$"}} if name == "label" else {}
+            field: dict[str, Any] = {
+                "@type": "cr:Field",
+                "@id": f"{part_id}/{field_id}",
+                "name": name,
+                "dataType": kind,
+            }
+            field |= {"source": source} | ({"isArray": True, "arrayShape": "-1"} if lists else {})
             if (
-                kind and name and names[name] == 1 and not name.startswith("__index_level_")
-            ):  # as pandas has it
-                more = {"source": source, **({"isArray": True, "arrayShape": "-1"} if lists else {})}
-                fields.append(
-                    {
-                        "@type": "cr:Field",
-                        "@id": f"{part_id}/{field_id}",
-                        "name": name,
-                        "dataType": kind,
-                        **more,
-                    }
-                )
+                kind and name and not name.startswith("__index_level_") and names.count(name) == 1
+            ):  # as for pandas
+                fields.append(field)
         records += (
             [{"@type": "cr:RecordSet", "@id": part_id, "name": part.name, "field": fields}] if fields else []
         )
-    paths = [name.decode() for name, entry, _ in selection.found if entry.is_file]
-    tops = sorted({path.partition("/")[0] for path in paths if "/" in path})
-    sets = [f"{_glob(top)}/**" for top in tops] if len(tops) <= _MOST else ["*/**"]
-    for glob, set_id in zip(("*", *sets), _ids(f"all-{glob}" for glob in ("*", *sets)), strict=True):
-        every = {"encodingFormat": "application/octet-stream", "includes": [glob]}
-        listed.append({"@type": "cr:FileSet", "@id": set_id, "name": glob, **every})
-    licence, done = licence_of(selection.tree), selection.exported()
-    named = licence.get("id") or licence.get("title")
+    tops = sorted({name.partition(b"/")[0].decode() for name, _, _ in selection.found if b"/" in name})
+    for number, glob in enumerate(
+        ["*", *(f"{escape(top)}/**" for top in tops)] if len(tops) <= _MOST else ["**"]
+    ):
+        every = {"includes": [glob], "encodingFormat": "application/octet-stream"}
+        listed.append({"@type": "cr:FileSet", "@id": f"folder-{number}-files", "name": glob, **every})
+    done, licence = selection.exported(), licence_of(selection.tree)
+    named = {"license": licence.get("id") or licence["title"]} if licence else {}
     document = {
         "@context": _CONTEXT, "@type": "sc:Dataset", "conformsTo": "http://mlcommons.org/croissant/1.1",
-        "name": title, "description": f"{format_count(done.files, 'file')}, {format_bytes(done.bytes)}",
-        "version": f"0.0.0+{selection.commit}", "url": f"dsv://{title}", **({"license": named} if named else {}),
-        "datePublished": rfc3339(selection.tree.commit.time_ms)[:10], "distribution": listed, "recordSet": records,
+        "name": title, "description": f"{format_count(done.files, 'file')}, {format_bytes(done.bytes)}", **named,
+        "version": f"0.0.0+{selection.commit}", "datePublished": rfc3339(selection.tree.commit.time_ms)[:10],
+        "url": f"dsv://{title}", "distribution": listed, "recordSet": records,
     }  # fmt: skip
     return json.dumps(document, indent=1) + "\n"
 
 
 def _hub(selection: Selection, title: str, parts: list[_Part]) -> str:
     """Return the card. `datasets` reads all configs in the form of the first, so tables of other forms have none."""
-    merged, front = dict[Any, list[_Part]](), dict[str, Any]()
+    merged, configs, infos = dict[Any, list[_Part]](), list[dict[str, Any]](), list[dict[str, Any]]()
     for part in (part for part in parts if "::" not in part.name):  # which is never a file for `datasets`
         merged.setdefault((part.form, _SPLIT.sub("*", part.name, 1), part.columns), []).append(part)
-    tables = sorted(merged.values(), key=lambda parts: -sum(part.bytes for part in parts))
-    tables = [parts for parts in tables if parts[0].form == tables[0][0].form]
-    configs, infos, rows = (
-        list[dict[str, Any]](),
-        list[dict[str, Any]](),
-        [part.rows for part in chain(*tables)],
-    )
-    for table, name in zip(tables, _ids(parts[0].name for parts in tables), strict=True):
+    tables = sorted(merged.values(), key=lambda table: -sum(part.bytes for part in table))
+    tables = [table for table in tables if table[0].form == tables[0][0].form]
+    for table, name in zip(tables, _ids(table[0].name for table in tables), strict=True):
         files, columns = [{"split": part.split, "path": part.globs} for part in table], table[0].columns
-        more = {} if table[0].form else {"drop_labels": len(columns) == 1}
-        configs.append({"config_name": name, "data_files": files, "default": not configs, **more})
-        if columns and all(dtype for *_, dtype in columns):
-            features = [{"name": name, lists or "dtype": dtype} for name, lists, _, dtype in columns]
-            infos.append({"config_name": name, "features": features})
-    licence = licence_of(selection.tree)
-    if "id" in licence or "file" in licence:
-        front["license"] = licence.get("id", "other")
-        front |= (
-            {} if "id" in licence else {"license_name": licence["title"], "license_link": licence["file"]}
-        )
+        labels = {} if table[0].form else {"drop_labels": len(columns) == 1}
+        configs.append({"config_name": name, "data_files": files, "default": not configs, **labels})
+        features = [{"name": name, lists or "dtype": dtype} for name, lists, _, dtype in columns if dtype]
+        infos += [{"config_name": name, "features": features}] if len(features) == len(columns) > 0 else []
+    licence, rows = licence_of(selection.tree), [part.rows for part in chain(*tables)]
+    front: dict[str, Any] = {"license": licence.get("id")}
+    if licence and not front["license"]:
+        front = {"license": "other", "license_name": licence["title"], "license_link": licence["file"]}
     if rows and None not in rows:
         at = sum(sum(filter(None, rows)) >= 1000 * 10**power for power in range(10))
         front["size_categories"] = [
@@ -317,5 +280,4 @@ def _hub(selection: Selection, title: str, parts: list[_Part]) -> str:
         ]
     front |= {"pretty_name": title, "configs": configs, "dataset_info": infos}
     yaml = [f"{key}: {on_a_line(value)}" for key, value in front.items() if value]
-    shown = [f"    {show(part.name.encode())}: {format_count(part.files, 'file')}" for part in parts]
-    return "\n".join(["---", *yaml, "---", "", "# Dataset", "", f"    {show(title.encode())}", *shown, ""])
+    return "\n".join(["---", *yaml, "---", "", "# Dataset", "", f"    {show(title.encode())}", ""])

@@ -15,16 +15,16 @@ _MOST = 1 << 20
 def licence_of(tree: TreeReader) -> dict[str, str]:
     """Return the `id` that the card has, such as `mit`, and the `file` with its first line, the `title`, as far as
     there are such. Files that are erased or large say nothing. Raises `IntegrityError`."""
-    licence: dict[str, str] = {}
-    for path, entry, where in tree.children(b""):
-        if entry is None or not _FILE.fullmatch(path) or not 0 < entry.size <= _MOST:
-            continue
-        for _, pieces in Fetcher(tree.objects).files(
-            [] if tree.objects.erasures.of(entry) else [WantedFile(entry, where)]
-        ):
-            text = b"".join(pieces).decode("utf-8", "replace")
-            if path.lower() != b"readme.md":
-                licence |= {"file": path.decode(), "title": text.strip().partition("\n")[0].strip()[:200]}
-            elif card := _CARD.match(text):
-                licence["id"] = card[1]
+    licence, erasures = dict[str, str](), tree.objects.erasures
+    named = [child for child in tree.children(b"") if _FILE.fullmatch(child[0])]
+    wanted = [
+        WantedFile(entry, at) for _, entry, at in named if entry and entry.size and not erasures.of(entry)
+    ]
+    for file, pieces in Fetcher(tree.objects).files(file for file in wanted if file.entry.size <= _MOST):
+        text = b"".join(pieces).decode("utf-8", "replace")
+        if file.entry.path.lower() == b"readme.md":
+            licence |= {"id": card[1]} if (card := _CARD.match(text)) else {}
+        else:
+            first = text.strip().partition("\n")[0].strip()[:200]
+            licence |= {"file": file.entry.path.decode(), "title": first or file.entry.path.decode()}
     return licence

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import hashlib
 import io
 import json
 import os
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dsv.exchange import cards
+from dsv.files import small_files
 from tests.kit.dsv import Dsv, write_files
 
 mlcroissant = pytest.importorskip("mlcroissant")
@@ -164,8 +170,8 @@ def test_it_adds_cards_to_the_same_files_alone(exported: Any, dsv: Dsv) -> None:
     ino = (out / "a.csv").stat().st_ino
     (out / "README.md").unlink()
     (out / ".README.md.part").write_bytes(b"killed")
-    for cards in ("hf", "hf,croissant", "croissant"):
-        dsv.ok("export", "pets@main:", "out", "--card", cards)
+    for kinds in ("hf", "hf,croissant", "croissant"):
+        dsv.ok("export", "pets@main:", "out", "--card", kinds)
     assert {name: (out / name).read_bytes() for name in first} == first and (
         out / "a.csv"
     ).stat().st_ino == ino
@@ -200,3 +206,64 @@ def test_what_gets_no_card(exported: Any, dsv: Dsv) -> None:
     assert not (dsv.cwd / "x").exists()
     dsv.ok("export", "pets", "x", "--card", "croissant")
     assert (dsv.cwd / "x/readme.md").read_bytes() == (dsv.cwd / "out/README.md").read_bytes()
+
+
+def test_without_pyarrow_there_are_no_columns(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    out = exported({"t.parquet": table(x=[1, 2]), "x.csv": b"a\n1\n"})
+    monkeypatch.undo()
+    assert croissant(out) == {} and hub(out) == {"train": [{"x": 1}, {"x": 2}]}
+    card = json.loads((out / "croissant.json").read_text())
+    digests = {
+        one["contentUrl"]: one["sha256"] for one in card["distribution"] if one["@type"] == "cr:FileObject"
+    }
+    assert digests == {
+        name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in ("t.parquet", "x.csv")
+    }
+
+
+def test_a_large_commit_has_small_cards(exported: Any) -> None:
+    names = {f"{chr(97 + at % 26)}{chr(97 + at // 26)}" for at in range(150)}
+    files = {f"{name}/{name}.csv": b"x\n1\n" for name in names} | {
+        f"shards/{at}.csv": b"x\n1\n" for at in range(1500)
+    }
+    out = exported(files | {f"many/{at}/{name}.PNG": b"" for at, name in enumerate(names)})
+    listed = json.loads((out / "croissant.json").read_text())["distribution"]
+    assert len(listed) == cards._MOST + 1 + 1 and listed[-1]["includes"] == ["**"]
+    assert len((out / "README.md").read_bytes()) < 50_000
+
+
+def test_links_folders_pipes_and_what_was_erased(exported: Any, dsv: Dsv) -> None:
+    (dsv.cwd / "in/none").mkdir(parents=True)
+    (dsv.cwd / "in/link.csv").symlink_to("a.csv")
+    out = exported({"a.csv": b"x\n1\n", "face.csv": b"y\n2\n"})
+    assert [*croissant(out)] == ["a.csv", "face.csv"]
+    dsv.ok("erase", "pets:face.csv", "--reason", "a face", "--yes")
+    assert dsv("export", "pets", "out", "--card", "hf").code == 4  # it has what was erased
+    dsv.ok("export", "pets", "new", "--card", "croissant")
+    assert [*croissant(dsv.cwd / "new")] == ["a.csv"]
+    (dsv.cwd / "new/a.csv").unlink()
+    os.mkfifo(dsv.cwd / "new/a.csv")
+    refused = dsv("export", "pets", "new", "--card", "croissant")
+    assert refused.code == 4 and "'a.csv' differs" in refused.err
+
+
+def test_killed_anywhere_it_is_the_same_after_a_repeat(
+    exported: Any, dsv: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = exported({"a.csv": b"x\n1\n"})
+    whole = {name: (out / name).read_bytes() for name in os.listdir(out)}
+    for step in (small_files.write_new, Path.replace, small_files.sync_folder):
+        shutil.rmtree(out)
+        dsv.ok("export", "pets", "out")
+
+        def killed(*_: object, step: Any = step) -> None:
+            if step is small_files.write_new:
+                (out / ".README.md.part").write_bytes(b"half")
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(Path if step is Path.replace else small_files, step.__name__, killed)
+            dsv("export", "pets", "out", "--card", "hf,croissant")
+        dsv.ok("export", "pets", "out", "--card", "croissant,hf")
+        assert {name: (out / name).read_bytes() for name in sorted(os.listdir(out))} == whole

@@ -35,7 +35,7 @@ def gitlab() -> str:
 
 
 class Repository:
-    """A clone without the base's commit, as CI has it, of a repository whose lock file a branch changed."""
+    """A shallow clone, as CI has it, of a repository whose lock file a branch changed."""
 
     def __init__(self, dsv: Dsv) -> None:
         self.dsv, self.origin, self.clone = dsv, dsv.home / "origin", dsv.home / "clone"
@@ -60,15 +60,14 @@ class Repository:
         self.git(self.origin, "commit", "-qm", "x", "--allow-empty")
         return self.git(self.origin, "rev-parse", "HEAD")
 
-    def job(self, script: str, base: str) -> subprocess.CompletedProcess[str]:
+    def job(self, script: str, base: str, depth: int) -> subprocess.CompletedProcess[str]:
         shutil.rmtree(self.clone, ignore_errors=True)
-        self.git(self.dsv.home, "clone", "-q", "--depth", "1", f"file://{self.origin}", str(self.clone))
+        self.git(self.dsv.home, "clone", "-q", f"--depth={depth}", f"file://{self.origin}", str(self.clone))
         tools = self.dsv.home / "tools"
         write_files(tools, {name: STAND_IN.encode() for name in ("gh", "curl")})
         for tool in tools.iterdir():
             tool.chmod(0o755)
-        names = ("BASE", "CI_MERGE_REQUEST_DIFF_BASE_SHA")
-        known = dict.fromkeys(names, base) | {"NUMBER": "7", "CI_API_V4_URL": "https://x/api/v4"}
+        known = {"CI_MERGE_REQUEST_DIFF_BASE_SHA": base, "NUMBER": "7", "CI_API_V4_URL": "https://x/api/v4"}
         known |= {"CI_PROJECT_ID": "5", "CI_MERGE_REQUEST_IID": "7", "COMMENT_TOKEN": "secret"}
         known["PATH"] = f"{tools}:{Path(sys.executable).parent}:{self.dsv.environ['PATH']}"
         return subprocess.run(
@@ -76,8 +75,8 @@ class Repository:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("script", [github, gitlab])
-def test_a_job_posts_what_changed_in_the_data(here: Dsv, script: Any) -> None:
+@pytest.mark.parametrize(("script", "depth"), [(github, 2), (gitlab, 1)])
+def test_a_job_posts_what_changed_in_the_data(here: Dsv, script: Any, depth: int) -> None:
     write_files(here.cwd, {"o/a`b": b"1"})
     here.ok("put", "o/a`b", "team/x__y.z-1:`<b>@all", "--create")
     first, repository = here.ok("lock", "pets@v1", "team/x__y.z-1").out, Repository(here)
@@ -87,7 +86,7 @@ def test_a_job_posts_what_changed_in_the_data(here: Dsv, script: Any) -> None:
     repository.commit(second)
     old, new = (text.splitlines()[1].partition("@")[2][:12] for text in (first, second))
 
-    done = repository.job(script(), base)
+    done = repository.job(script(), base, depth)
     assert done.returncode == 0, done
     comment = (repository.clone / "posted.md").read_text()
     assert comment.splitlines() == [
@@ -103,18 +102,20 @@ def test_a_job_posts_what_changed_in_the_data(here: Dsv, script: Any) -> None:
 
     base = repository.commit(None)  # the branch adds the file
     repository.commit(second)
-    assert repository.job(script(), base).returncode == 0
+    assert repository.job(script(), base, depth).returncode == 0
     added = [f"**{{}}**\n\n```\n{line}\n```\n" for line in second.splitlines()]
     assert (repository.clone / "posted.md").read_text() == "".join(added).format("added", "added")
 
     base = repository.git(repository.origin, "rev-parse", "HEAD")  # the branch deletes it
     repository.commit(None)
-    assert repository.job(script(), base).returncode == 0
+    assert repository.job(script(), base, depth).returncode == 0
     assert (repository.clone / "posted.md").read_text() == "".join(added).format("removed", "removed")
 
-    for known, lock in (("0" * 40, second), (base, f"pets@{'a' * 64}\n"), (base, "pets@main\n")):
+    for known, fetched, lock in (
+        ("0" * 40, 1, second), (base, depth, f"pets@{'a' * 64}\n"), (base, depth, "pets@main\n")
+    ):  # fmt: skip
         repository.commit(lock)
-        failed = repository.job(script(), known)
+        failed = repository.job(script(), known, fetched)
         assert failed.returncode != 0 and failed.stderr, failed
         assert not (repository.clone / "posted.txt").exists()
 

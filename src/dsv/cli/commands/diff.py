@@ -96,11 +96,7 @@ def diff(
         if len(files) != 2 or call.words or name_only or name_status or jsonl or html:
             why = "a lock file is compared with another one, without paths and options for one list of paths"
             raise UsageError(why, subject=files[0], hint="dsv diff OLD.lock NEW.lock")
-        with call.context(offline=offline) as context:
-            items = _diff_locks(call, context, files, shown)
-        if markdown and not items:
-            call.out.line("**no differences**")
-        return shown.exit_code or int(exit_code and bool(items))
+        return _diff_locks(call, files, shown, exit_code=exit_code, offline=offline)
     if a is not None and b is None and ".." in a:
         a, b = _range(a)
     targets = [_target(word) for word in (a, b)]
@@ -197,39 +193,42 @@ def _target(text: str | None) -> Target | None:
         raise
 
 
-def _diff_locks(call: Call, context: Context, files: Sequence[str], shown: _Shown) -> list[dict[str, object]]:
+def _diff_locks(call: Call, files: Sequence[str], shown: _Shown, *, exit_code: bool, offline: bool) -> int:
     """Print for each dataset, or part of one, how its commits in two lock files differ."""
     old, new = (read_lock(Path(file), may_be_empty=True) for file in files)
     items: list[dict[str, object]] = []
     markdown, most = call.params["markdown"], ON_SCREEN
-    for place in sorted({*old, *new}, key=str):
-        before, after = old.get(place), new.get(place)
-        if before == after:
-            continue
-        item: dict[str, object] = {"target": str(place), "before": None, "after": None, "items": []}
-        item |= {side: str(line.rev) for side, line in (("before", before), ("after", after)) if line}
-        items.append(item)
-        if before is None or after is None:
-            what = "added" if before is None else "removed"
-            if markdown:
-                _write_block(call, what, [str(before or after)])
-            else:
-                call.line(f"{before or after}: {what}")
-            continue
-        left, right = (Target(line.dataset, line.rev) for line in (before, after))
-        with compare(context, left, right, [place.path] if place.path else ()) as comparison:
-            heading = f"{place}: {str(before.rev)[:12]} -> {str(after.rev)[:12]}"
-            if markdown:
-                _write_comment(call, comparison, heading, most)
-                most = max(0, most - len(comparison.found.differences))
+    with call.context(offline=offline) as context:
+        for place in sorted({*old, *new}, key=str):
+            before, after = old.get(place), new.get(place)
+            if before == after:
                 continue
-            call.line(f"{heading}: {view.counts(Summary(comparison.found.differences).total)}")
-            if call.json:
-                item["items"] = list(_items(call, comparison, shown))
-            else:
-                _write(call, comparison, shown)
+            item: dict[str, object] = {"target": str(place), "before": None, "after": None, "items": []}
+            item |= {side: str(line.rev) for side, line in (("before", before), ("after", after)) if line}
+            items.append(item)
+            if before is None or after is None:
+                what = "added" if before is None else "removed"
+                if markdown:
+                    _write_block(call, what, [str(before or after)])
+                else:
+                    call.line(f"{before or after}: {what}")
+                continue
+            left, right = (Target(line.dataset, line.rev) for line in (before, after))
+            with compare(context, left, right, [place.path] if place.path else ()) as comparison:
+                heading = f"{place}: {str(before.rev)[:12]} -> {str(after.rev)[:12]}"
+                if markdown:
+                    _write_comment(call, comparison, heading, most)
+                    most = max(0, most - len(comparison.found.differences))
+                    continue
+                call.line(f"{heading}: {view.counts(Summary(comparison.found.differences).total)}")
+                if call.json:
+                    item["items"] = list(_items(call, comparison, shown))
+                else:
+                    _write(call, comparison, shown)
+    if markdown and not items:
+        call.out.line("**no differences**")
     call.result(locks=items)
-    return items
+    return shown.exit_code or int(exit_code and bool(items))
 
 
 def _say(call: Call, found: Comparison) -> None:

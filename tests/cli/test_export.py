@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pty
@@ -46,7 +47,7 @@ def seen(root: Path) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["out.tar", "out.tar.gz", "out.tgz"])
 def test_a_folder_and_a_tar_have_the_same_files(mixed: Dsv, name: str) -> None:
     document = mixed.ok("export", "pets", "folder", "--json").json
-    assert_documented("export", document)
+    assert_documented("export", document, "items")
     assert document["paths"] == document["files"] + 2
     mixed.ok("export", "pets", name)
     with tarfile.open(mixed.cwd / name) as tar:
@@ -179,7 +180,7 @@ def test_what_is_damaged_is_skipped_and_named(damaged: tuple[Dsv, set[str]], to:
     else:
         done = person("export", "pets", place, "--skip-damaged", "--json")
         assert done.code == 5
-        assert_documented("export", done.json)
+        assert_documented("export", done.json, "items")
         assert {one["path"] for one in done.json["damaged"]} == bad
         assert all(f"pets:{one['path']} can't be read" in one["text"] for one in done.json["damaged"])
     found = person.cwd / to
@@ -310,3 +311,97 @@ def write_sparse_file(path: Path, size: int, data: bytes) -> None:
         file.truncate(size)
         file.seek(size // 2)
         file.write(data)
+
+
+@pytest.fixture
+def tagged(mixed: Dsv) -> Dsv:
+    """Tags of two commits, which share all files but one."""
+    mixed.ok("tag", "w1", "pets")
+    (mixed.cwd / "new").write_bytes(b"new\n")
+    mixed.ok("put", "new", "pets:train/")
+    mixed.ok("tag", "a/b.tar", "pets")
+    return mixed
+
+
+def test_each_tag_becomes_a_folder_and_equal_files_are_one(tagged: Dsv) -> None:
+    document = tagged.ok("export", "pets", "--all-tags", "tags", "--json").json
+    alone = tagged.ok("export", "pets@w1", "alone", "--json").json
+    assert_documented("export", document, tuple(alone))
+    assert [item["tag"] for item in document["items"]] == ["a/b.tar", "v1", "v2", "w1"]
+    tags = tagged.cwd / "tags"
+    assert sorted(path.name for path in tags.iterdir()) == ["a%2Fb.tar", "v1", "v2", "w1"]
+    assert {
+        name: value if isinstance(value, str | None) else value[0]
+        for name, value in seen(tags / "w1").items()
+    } == {
+        name: value if isinstance(value, str | None) else value[0]
+        for name, value in seen(tagged.cwd / "alone").items()
+    }
+    assert (tags / "a%2Fb.tar/train/new").read_bytes() == b"new\n"
+    for name in ("run.sh", "train/big", "zero"):
+        assert (tags / "w1" / name).samefile(tags / "a%2Fb.tar" / name)
+    assert {
+        path.stat().st_mode & 0o222 for path in tags.rglob("*") if path.is_file() and not path.is_symlink()
+    } == {0}
+    assert (tags / "w1/run.sh").stat().st_mode & 0o111 == 0o111
+
+
+def test_the_same_command_compares_what_is_there_and_writes_the_rest(
+    tagged: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = export_module.put
+
+    def killed(whole: Path, path: Path, **more: bool) -> None:
+        if path.name == "w1":
+            raise KeyboardInterrupt
+        put(whole, path, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(export_module, "put", killed)
+        assert tagged("export", "pets", "--all-tags", "tags").code == 130
+    tags = tagged.cwd / "tags"
+    assert sorted(path.name for path in tags.iterdir()) == ["a%2Fb.tar", "v1", "v2"]
+    tagged.ok("export", "pets", "--all-tags", "tags")
+    assert (tags / "w1/train/big").samefile(tags / "a%2Fb.tar/train/big")
+    (tags / "w1/zero").unlink()
+    (tags / "w1/zero").write_bytes(b"x")
+    again = tagged("export", "pets", "--all-tags", "tags")
+    assert (
+        again.code == 5
+        and "tags/w1/zero is not as in the tag" in again.err
+        and "move tags/w1 away" in again.err
+    )
+    (tags / "w1/zero").unlink()
+    skipped = tagged("export", "pets", "--all-tags", "tags", "--skip-damaged", "--json")
+    assert skipped.code == 5 and [one["path"] for one in skipped.json["items"][3]["damaged"]] == ["zero"]
+    assert not (tags / "w1/zero").exists(), "what is there is only compared"
+
+
+def test_a_file_without_room_for_another_link_is_written(
+    tagged: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMLINK, "too many links")
+
+    monkeypatch.setattr(os, "link", full)
+    tagged.ok("export", "pets", "--all-tags", "tags")
+    assert (tagged.cwd / "tags/w1/train/big").read_bytes() == BIG
+
+
+@pytest.mark.parametrize(
+    "more",
+    [["tags", "--force"], ["tags", "--shuffle", "1"], ["-"], ["s3://bucket/x"], ["file:///tmp/x"]],
+    ids=str,
+)
+def test_tags_become_folders_here_and_nothing_else(tagged: Dsv, more: list[str]) -> None:
+    assert tagged("export", "pets", "--all-tags", *more).code == 2
+    assert tagged("export", "pets@v1", "--all-tags", "tags").code == 2
+    assert not (tagged.cwd / "tags").exists()
+
+
+def test_a_dataset_without_tags_is_no_empty_export(mixed: Dsv) -> None:
+    mixed.ok("export", "pets", "alone")
+    mixed.ok("put", "alone/a.txt", "other:", "--create")
+    done = mixed("export", "other", "--all-tags", "tags")
+    assert done.code == 3 and "other has no tag" in done.err and not (mixed.cwd / "tags").exists()
+    assert mixed("export", "none", "--all-tags", "tags").code == 3

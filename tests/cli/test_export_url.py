@@ -89,7 +89,7 @@ def folder(root: Path) -> dict[str, bytes]:
 
 def test_the_files_of_a_commit_are_written(things: Dsv, memory: Callable[[], dict[str, bytes]]) -> None:
     done = things.ok("export", "things", "memory://lab/out", "--json").json
-    assert_documented("export", done)
+    assert_documented("export", done, "items")
     assert memory() == FILES
     assert (done["files"], done["written"], done["known"], done["left_out"]) == (5, 5, 0, 2)
     assert done["bytes"] == done["written_bytes"] == sum(map(len, FILES.values()))
@@ -356,7 +356,7 @@ def test_a_killed_export_to_a_bucket_is_continued(dsv: Dsv, ceph_s3: S3Server) -
 def test_a_tar_is_written_at_a_url(things: Dsv, tmp_path: Path, ending: str) -> None:
     url = f"file://{tmp_path}/new/out{ending}"
     done = things.ok("export", "things", url, "--json").json
-    assert_documented("export", done)
+    assert_documented("export", done, "items")
     assert (done["files"], done["paths"], done["written"]) == (5, 7, None)
     there = tmp_path / "new" / f"out{ending}"
     assert list(there.parent.iterdir()) == [there]

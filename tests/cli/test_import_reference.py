@@ -69,6 +69,20 @@ def refused(done: Result, path: str, url: str) -> None:
     assert done.code == 5 and path in done.err and url in done.err and done.out == "", done
 
 
+def test_ls_and_show_say_which_files_are_references(referred: Dsv, place: Path) -> None:
+    urls = {item["path"]: item["url"] for item in referred.ok("ls", "far", "--json").json["items"]}
+    assert urls == {path: f"file://{place}/{path}" if data else None for path, data in FILES.items()}
+    assert [line.split()[-1] for line in referred.ok("ls", "-l", "far:big.bin").lines] == [
+        f"file://{place}/big.bin"
+    ]
+    assert f"url     file://{place}/big.bin" in referred.ok("show", "far:big.bin").lines
+    assert referred.ok("show", "far:a.txt", "--json").json["path"]["url"] == f"file://{place}/a.txt"
+    referred.ok("import", str(place), "far:", "--materialize")
+    assert {item["url"] for item in referred.ok("ls", "far", "--json").json["items"]} == {None}
+    assert referred.ok("show", "far:big.bin", "--json").json["path"]["url"] is None
+    assert not any(line.startswith("url") for line in referred.ok("show", "far:a.txt").lines)
+
+
 def test_every_command_reads_what_is_referred_to(referred: Dsv, place: Path, store: Path) -> None:
     assert stored(store) < 20_000
     assert referred.ok("ls", "far").lines == ["a.txt", "big.bin", "d/b.bin", "d/empty"]

@@ -21,7 +21,7 @@ def test_ls_lists_everything_below_a_path(pets: Dsv) -> None:
     assert pets.ok("ls", ":train/cat").lines == ["train/cat/1.png"]
     items = pets.ok("ls", "pets@v1:a.txt", "--json").json["items"]
     file_id = blake3(b"alpha\n").hexdigest()
-    assert items == [{"path": "a.txt", "kind": "file", "size": 6, "id": file_id, "erased": None}]
+    assert items == [{"path": "a.txt", "kind": "file", "size": 6, "id": file_id, "url": None, "erased": None}]
     assert_documented("ls", {"schema": 1, "items": items})
     assert [json.loads(line)["path"] for line in pets.ok("ls", "--jsonl").lines] == sorted(SIGNED_FILES)
     missing = pets("ls", "@v1:nothing", "--json")

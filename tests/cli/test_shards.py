@@ -82,7 +82,7 @@ def test_webdataset_reads_every_sample_whole_and_no_shard_is_too_large(images: D
         count = json.loads((to / "s.json").read_text())["shardlist"]
         assert (done["shards"], done["samples"], done["files"]) == (len(count), len(expected), len(FILES))
         assert done["left_out"] == 2 and done["bytes"] == sum(map(len, FILES.values()))
-        assert_documented("export", done)
+        assert_documented("export", done, "items")
         assert [(row["url"], row["filesize"]) for row in count] == sorted(
             (path.name, path.stat().st_size) for path in to.glob("*.tar")
         )

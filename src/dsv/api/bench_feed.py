@@ -276,7 +276,7 @@ def _samples(connection: Connection, request: FeedRequest) -> tuple[str, Commit 
         pinned = Target(target.dataset, Rev(commit.id), target.path)
         paths, sizes = [], list[int]()
         with ls(connection.reading, pinned) as (entries, erasures):
-            for entry in erasures.without(entries):
+            for entry in erasures.without(entry for entry, _ in entries):
                 if entry.is_file:
                     paths.append(os.fsdecode(entry.path))
                     sizes.append(entry.size)

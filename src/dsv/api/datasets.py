@@ -15,10 +15,11 @@ import msgspec
 from dsv.api.context import Context
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.tree import Entry, Kind
+from dsv.repo.format_log import EXTERNAL_CONTENTS
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import Resolved
-from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.reader import TreeReader, urls_of
 from dsv.stores.base import together
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
@@ -28,6 +29,8 @@ from dsv.values.units import format_bytes, format_count, rfc3339
 if TYPE_CHECKING:
     from dsv.repo.refs.branches import Head
     from dsv.upkeep.datasets import Deletion, Renamed
+
+Listed = tuple[Entry, str | None]
 
 
 class DatasetItem(msgspec.Struct, frozen=True):
@@ -76,12 +79,16 @@ def resolve(context: Context, target: Target) -> Resolved:
 
 
 @contextmanager
-def ls(context: Context, target: Target) -> Iterator[tuple[Iterator[Entry], Erasures]]:
-    """Open the entry at the target's path, or all below it, in tree order; and the erasures."""
+def ls(context: Context, target: Target, urls: bool = False) -> Iterator[tuple[Iterator[Listed], Erasures]]:
+    """Open the entries at and below the target's path, with the URLs that they refer to if `urls`; and the erasures."""
     path = clean_path(target.path)
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
-        found = (entry for entry, _ in TreeReader(repository.objects, resolved.commit).below(path))
+        objects, urls = repository.objects, urls and repository.format.has(EXTERNAL_CONTENTS)
+        found = (
+            (entry, next(urls_of(objects, entry, where), None) if urls else None)
+            for entry, where in TreeReader(objects, resolved.commit).below(path)
+        )
         first = next(found, None)
         if first is None and path:
             raise _no_path(target, resolved)

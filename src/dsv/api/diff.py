@@ -24,7 +24,7 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import Located, PathChange, What, diff_trees
-from dsv.repo.tree.reader import TreePart, TreeReader, find_entries
+from dsv.repo.tree.reader import TreePart, TreeReader, find_entries, urls_of
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.stable_read import Problem, read_stable, refusal
 from dsv.values.ids import CommitId
@@ -303,6 +303,7 @@ class ShownPath:
     shared: int = 0
     """Bytes of the file in chunks that the parent's version also has."""
     erased: Erasure | None = None
+    url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +384,7 @@ def _file(before: TreeReader | None, after: TreeReader, located: Located) -> Sho
         mine,
         shared,
         objects.erasures.of(entry),
+        next(urls_of(objects, entry, where), None),
     )
 
 

@@ -16,7 +16,7 @@ from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.exchange.cards import export_with_cards
-from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, export_path, write_out
+from dsv.exchange.export import Exported, Pieces, Selection, TagFolders, UrlExport, export_path, write_out
 from dsv.exchange.hub import HubHistory, at_web
 from dsv.exchange.journal import ExchangeJournal
 from dsv.exchange.reference import ReferredSource, open_referred
@@ -25,12 +25,11 @@ from dsv.exchange.revisions import DVC, HUB, DvcHistory, Revision, no_revisions
 from dsv.exchange.shards import ShardOptions, Shards, names_shards
 from dsv.exchange.sources import FolderSource, RemoteFile
 from dsv.exchange.tars import open_source
-from dsv.format.locator import ObjectKind
 from dsv.format.tree import Kind
 from dsv.repo.expiry import explained
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
-from dsv.repo.tree.reader import TreeReader, reach_content
+from dsv.repo.tree.reader import TreeReader, urls_of
 from dsv.stores.options import StoreOptions
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.save import NewContent
@@ -252,13 +251,8 @@ def _referred(tree: TreeReader, path: bytes, prefix: str) -> Iterator[WantedFile
         if not entry.is_file or not entry.size or entry.file_id in seen:
             continue
         seen.add(entry.file_id)
-        for kind, one, _ in reach_content(objects, entry, where):
-            place = objects.find(kind, one) if kind is ObjectKind.CHUNK else None
-            if place is not None and place.pack.is_external:
-                at = objects.externals.row(place).source.url
-                if at == prefix or at.startswith(f"{prefix}/"):
-                    yield WantedFile(entry, where)
-                    break
+        if any(url == prefix or url.startswith(f"{prefix}/") for url in urls_of(objects, entry, where)):
+            yield WantedFile(entry, where)
 
 
 class _Importing:
@@ -327,6 +321,7 @@ def export(
     strict: bool = False,
     shards: ShardOptions = (None, None),
     cards: Collection[str] = (),
+    tags: TagFolders | None = None,
 ) -> Exported:
     """Write a tar or shards if the path or URL has such a name, else the target's file or folder.
 
@@ -334,8 +329,8 @@ def export(
     instead: one file's content, else a tar with names relative to the target's path. skip_damaged: leave out
     unreadable files, and name them in the result; else raise `IntegrityError`. strict: raise `Conflict` if files
     of the target were erased; else write the rest. force: replace files at the URL that dsv did not write.
-    options: how to reach an s3:// URL; None: like the store. shards: as for `Shards`. cards: as
-    for `export_with_cards`.
+    options: how to reach an s3:// URL; None: like the store. shards: as for `Shards`. cards: as for
+    `export_with_cards`. tags: of this folder.
 
     Raises `Conflict`, with nothing written, if something that dsv did not write is in the way, a folder is at
     a file's path or vice versa, or another export writes to the URL; `Unsupported` for missing packages, read-only
@@ -367,6 +362,8 @@ def export(
         else:
             if out is not None:
                 write_out(selection, out)
+            elif tags is not None:
+                tags.write(selection, Path(to))
             else:
                 export_path(selection, to)
             done = selection.exported()

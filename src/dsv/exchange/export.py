@@ -220,9 +220,10 @@ def write_out(selection: Selection, out: IO[bytes]) -> None:
         write_tar(selection, out)
 
 
-def export_path(selection: Selection, to: str) -> None:
+def export_path(selection: Selection, to: str, tags: TagFolders | None = None) -> None:
     """Write a tar, a folder, or the one file of the target. It appears when it is whole.
 
+    tags: a folder gets read-only files, some of them as links to files of earlier tags.
     A tar is recognized by its name, and may replace a file. One file keeps its name in a folder that exists
     or whose name ends with a slash. Raises `Conflict` if anything else is in the way.
     """
@@ -245,7 +246,7 @@ def export_path(selection: Selection, to: str) -> None:
                 check_folding(path.parent, temporary, (name for name, _, _ in selection.found))
                 whole = temporary / "folder"
                 whole.mkdir()
-                _write_folder(selection, whole)
+                _write_folder(selection, whole, tags)
                 if selection.damaged and (selection.is_one_file or not selection.found):
                     return
                 put(whole / os.fsdecode(selection.found[0][0]) if selection.is_one_file else whole, path)
@@ -273,13 +274,14 @@ def _taken(place: Path | str, hint: str = "choose a path that does not exist") -
     return Conflict(f"{show(os.fsencode(place))} already exists", subject=str(place), hint=hint)
 
 
-def _write_folder(selection: Selection, root: Path) -> None:
+def _write_folder(selection: Selection, root: Path, tags: TagFolders | None) -> None:
     links: list[tuple[bytes, bytes]] = []
     if any(entry.kind is Kind.SYMLINK for _, entry, _ in selection.found):
         selection.tree.check_links(selection.tree.links())
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with Descent(root) as descent:
-        for path, entry, pieces in selection.contents():
+        found = [each for each in selection.found if tags is None or tags.lack(each[1], each[0], descent)]
+        for path, entry, pieces in selection.contents(found):
             above, name = split(path)
             if entry.kind is Kind.SYMLINK:
                 links.append((path, entry.target or b""))
@@ -287,7 +289,7 @@ def _write_folder(selection: Selection, root: Path) -> None:
             if entry.kind is Kind.EMPTY_DIRECTORY:
                 descent.at(path, make=True)
                 continue
-            mode = 0o755 if entry.kind is Kind.EXECUTABLE else 0o644
+            mode = (0o755 if entry.kind is Kind.EXECUTABLE else 0o644) & (0o777 if tags is None else 0o555)
             with Opened(os.open(name, flags, mode, dir_fd=descent.at(above, make=True))) as descriptor:
                 try:
                     write_sparse(descriptor, pieces)
@@ -298,6 +300,30 @@ def _write_folder(selection: Selection, root: Path) -> None:
             above, name = split(path)
             os.symlink(link, name, dir_fd=descent.at(above, make=True))
     root.chmod(0o755)
+
+
+class TagFolders(dict[tuple[FileId | None, Kind], Path]):
+    """The files of exported tags, to which those of later tags become links."""
+
+    def write(self, selection: Selection, to: Path) -> None:
+        """Write a folder, or compare the files of the one that is there. Raises `IntegrityError` if one differs."""
+        if not (is_there := os.path.lexists(to)):
+            export_path(selection, f"{to}/", self)
+        for name, entry, _ in selection.found:
+            if entry.is_file and entry.path not in selection.damaged:
+                path = self[entry.file_id, entry.kind] = to / os.fsdecode(name)
+                if is_there and not (path.is_file() and blake3().update_mmap(path).digest() == entry.file_id):
+                    text = f"{show(bytes(path))} is not as in the tag"
+                    selection.skip(IntegrityError(text, hint=f"move {to} away"), entry.path)
+
+    def lack(self, entry: Entry, path: bytes, descent: Descent) -> bool:
+        """Make a link to an equal file. Return True if there is none, or it can't have one more link."""
+        above, name = split(path)
+        with suppress(KeyError, OSError):
+            source = self[entry.file_id, entry.kind]
+            os.link(source, name, dst_dir_fd=descent.at(above, make=True), follow_symlinks=False)
+            return False
+        return True
 
 
 class Pieces(io.RawIOBase):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from dsv.api import import_export as api
+from dsv.api.branches import tags
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import Strict
-from dsv.errors import IntegrityError, UsageError
+from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.exchange.cards import CARDS
-from dsv.exchange.export import Exported
-from dsv.values.names import Target
+from dsv.exchange.export import Exported, TagFolders
+from dsv.values.names import Rev, Target
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes, format_count
 
@@ -25,10 +26,11 @@ from dsv.values.units import format_bytes, format_count
         dsv export chest-xray@v1 'shards/x-%05d.tar' --shuffle 1  # for WebDataset, in the order of a seed
         dsv export chest-xray@v1 xrays --card croissant,hf  # a folder that mlcroissant and datasets read
         dsv export chest-xray@v1 s3://partner/xrays  # into a bucket; again: what is not there yet
+        dsv export chest-xray --all-tags tags  # a folder for each tag, such as tags/v1
     """,
     result=(
         "commit to paths files bytes known written written_bytes left_out erased stays damaged(path upto "
-        "entries text) shards samples"
+        "entries text) shards samples items(tag commit paths files bytes erased damaged)"
     ),
 )
 def export(
@@ -43,6 +45,7 @@ def export(
     shard_size: int | None = option("--shard-size SIZE", "The most bytes of a shard (default: 1 GB)."),
     shuffle: int | None = option("--shuffle SEED", "Mix the samples, by this number.", parser=whole(0)),
     card: str | None = option("--card KINDS", "Add croissant.json (croissant), README.md (hf), or both."),
+    all_tags: bool = option("--all-tags", "Write a folder DIR/TAG for each tag of a dataset."),
 ) -> int:
     """Write the files of a commit as a tar or a folder, or to a URL.
 
@@ -59,8 +62,13 @@ def export(
 
     A damaged file ends the export, and nothing of it appears. With --skip-damaged all other files are written. Each
     path that is left out is named at the end, and the exit code is 5.
+
+    With --all-tags, TARGET is a dataset. Equal files become hard links, and read-only. The same command again compares
+    every byte of the folders that are there, and writes those that are missing.
     """
     target = Target.parse(typed)
+    if all_tags:
+        return _export_tags(call, target, to, skip_damaged=skip_damaged, strict=strict)
     is_url, own = "://" in to, profile is not None or endpoint is not None
     if not is_url and (force or own):
         raise UsageError(
@@ -83,6 +91,24 @@ def export(
             return _left_out(call, write(out=call.out))  # type: ignore[arg-type]
         done = write(options=options)
     return _show_exported(call, done, hide_in_urls(to) if is_url else to)
+
+
+def _export_tags(call: Call, target: Target, to: str, *, skip_damaged: bool, strict: bool) -> int:
+    call.takes_only("--all-tags", "typed", "to", "all_tags", "skip_damaged", "strict")
+    if target != Target(target.dataset) or "://" in to or to in ("", "-"):
+        raise UsageError("--all-tags takes a DATASET", subject=to, hint="dsv export pets --all-tags DIR")
+    code, items, folders = 0, [], TagFolders()
+    with call.context() as context:
+        for tag in tags(context, target.dataset):
+            at, here = f"{to}/{tag.tag.component}", Target(tag.dataset, Rev(tag.tag))
+            done = api.export(context, here, at, skip_damaged=skip_damaged, strict=strict, tags=folders)
+            items.append(call.item(done, tag=tag.tag))
+            call.say(f"{at}: {format_count(done.files, 'file')}, {format_bytes(done.bytes)}")
+            code = _left_out(call, done) or code
+    if not items:
+        raise NotFound(f"{target} has no tag", subject=str(target), hint=f"dsv tag NAME {target} makes one")
+    call.items(items)
+    return code
 
 
 def _show_exported(call: Call, done: Exported, to: str) -> int:

@@ -25,12 +25,12 @@ from dsv.values.units import rfc3339
         dsv ls --jsonl chest-xray | jq -r 'select(.size > 1000000) | .path'  # files above 1 MB
         dsv ls chest-xray | cut -d/ -f1 | uniq -c  # the top level alone, with the number of paths below each name
     """,
-    result="items(path kind size id erased)",
+    result="items(path kind size id url erased)",
 )
 def ls(
     call: Call,
     target: TargetOrBase = "",
-    long: bool = option("-l --long", "Show kind, size and id too."),
+    long: bool = option("-l --long", "Show kind, size and id too, and where a reference leads."),
     jsonl: JsonLines = False,
     offline: Offline = False,
 ) -> None:
@@ -42,40 +42,31 @@ def ls(
     one_of(json=call.json, jsonl=jsonl, long=long)
     with (
         call.context(offline=offline) as context,
-        list_entries(context, Target.parse(target)) as (entries, erasures),
+        list_entries(context, Target.parse(target), urls=long or jsonl or call.json) as (entries, erasures),
     ):
         if jsonl or call.json:
-            call.items((_item(entry, erasures.of(entry)) for entry in entries), lines=jsonl)
-        else:
-            show = _long if long else _path
-            for entry in entries:
-                erased = erasures.of(entry)
-                call.out.line(show(entry) + ("" if erased is None else f"  (erased {_when(erased)})"))
+            call.items((_item(entry, url, erasures.of(entry)) for entry, url in entries), lines=jsonl)
+            return
+        for entry, url in entries:
+            mark = f"  (erased {rfc3339(erased.time_ms)[:10]})" if (erased := erasures.of(entry)) else ""
+            call.out.line((_long(entry, url) if long else printable(entry.path)) + mark)
 
 
-def _when(erased: Erasure) -> str:
-    return rfc3339(erased.time_ms)[:10]
-
-
-def _item(entry: Entry, erased: Erasure | None) -> dict[str, object]:
+def _item(entry: Entry, url: str | None, erased: Erasure | None) -> dict[str, object]:
     return {
         "path": entry.path.decode(),
         "kind": entry.kind.word,
         "size": entry.size,
         "id": None if entry.file_id is None else str(entry.file_id),
-        "erased": None
-        if erased is None
-        else {"time": rfc3339(erased.time_ms), "author": erased.author, "reason": erased.reason},
+        "url": url,
+        "erased": erased
+        and {"time": rfc3339(erased.time_ms), "author": erased.author, "reason": erased.reason},
     }
 
 
-def _path(entry: Entry) -> str:
-    return printable(entry.path)
-
-
-def _long(entry: Entry) -> str:
+def _long(entry: Entry, url: str | None) -> str:
     identity = "-" if entry.file_id is None else str(entry.file_id)[:16]
-    target = "" if entry.target is None else f" -> {printable(entry.target)}"
+    target = f" -> {printable(leads)}" if (leads := entry.target or url) else ""
     return f"{entry.kind.word:<10}  {entry.size:>14,}  {identity:<16}  {printable(entry.path)}{target}"
 
 

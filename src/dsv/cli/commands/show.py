@@ -26,7 +26,7 @@ from dsv.values.units import format_bytes, format_count, rfc3339
         dsv show @v2:train/1.png  # one file: size, id, chunks, what it shares with the version before
     """,
     result=(
-        f"dataset {COMMIT_KEYS} names {view.SUM_KEYS} path(path kind size files id target chunks change "
+        f"dataset {COMMIT_KEYS} names {view.SUM_KEYS} path(path kind size files id url target chunks change "
         f"old_path shared_bytes) {view.FOLDER_KEYS}"
     ),
 )
@@ -102,6 +102,7 @@ def _write_path(call: Call, shown: ShownCommit, path: ShownPath) -> None:
         ("mode", view.mode(entry)),
         ("id", None if entry.file_id is None else str(entry.file_id)),
         ("chunks", f"{path.chunks:,}" if entry.is_file and path.erased is None else None),
+        ("url", None if path.url is None else printable(path.url)),
         ("erased", None if path.erased is None else _erased(path.erased)),
         ("change", _change_words(shown, path)),
     ]
@@ -156,7 +157,7 @@ def _write_commit_json(call: Call, shown: ShownCommit, dirs: int | None) -> None
         one, entry = shown.path.difference, shown.path.entry
         path = to_item(
             shown.path,
-            "path kind size files id target chunks change old_path shared_bytes",
+            "path kind size files id url target chunks change old_path shared_bytes",
             kind="folder" if entry is None else entry.kind.word,
             size=shown.path.bytes,
             id=None if entry is None else entry.file_id,

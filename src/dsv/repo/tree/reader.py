@@ -18,6 +18,7 @@ from dsv.format.locator import Location, Locator, ObjectKind, place_at, places_o
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Entry, Kind, Node, Totals, check_follows
 from dsv.repo.errors import NOT_OURS
+from dsv.repo.objects.externals import shown
 from dsv.repo.objects.objects import Located, Objects
 from dsv.values.ids import CommitId, Id, NodeId, RecipeId, SegmentId
 from dsv.values.paths import WHOLE, PathSet, Scope, link_escapes, show, sort_key
@@ -447,6 +448,15 @@ def reach_content(
     elif entry.is_file and entry.size:
         assert entry.file_id is not None
         yield Reached(ObjectKind.CHUNK, entry.file_id, location)
+
+
+def urls_of(objects: Objects, entry: Entry, where: Location | None) -> Iterator[str]:
+    """Yield where the content of one file lies outside the store, for each such chunk."""
+    for kind, chunk, place in reach_content(objects, entry, where):
+        if kind is ObjectKind.CHUNK and (place is None or place.pack.is_external):
+            place = objects.find(kind, chunk)  # it may be in the store now
+            if place.pack.is_external:
+                yield shown(objects.externals.row(place).source)
 
 
 def _reach_recipe(

@@ -1,4 +1,4 @@
-"""What a year costs on S3, on paper: `python -m benchmarks.year` prints the table of docs/operations/growth.md.
+"""What a year costs on S3, on paper: `python -m benchmarks.year` prints the table of docs/internals/performance.md.
 
 Requests of a command are those of tests/counts/test_requests.py, each at most. Nothing is measured here.
 """

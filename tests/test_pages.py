@@ -62,6 +62,28 @@ def test_no_page_has_the_marks_of_a_conflict() -> None:
     assert [page.name for page in pages if re.search(r"^(<{7}|>{7}) ", page.read_text(), re.MULTILINE)] == []
 
 
+def test_every_link_leads_to_a_heading_that_a_checkout_has() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())]
+    dead = []
+    for page, link in links:
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not re.match(r"[a-z]+:", link) and not (
+            target.exists() and (not anchor or anchor in anchors(target.read_text()))
+        ):
+            dead.append((page.name, link))
+    assert len(links) > 300 and dead == []
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^#{1,6} (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in found]
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in plain}
+
+
 def test_json_in_the_pages_is_json() -> None:
     found = [
         block

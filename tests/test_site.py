@@ -104,7 +104,7 @@ def test_a_makefile_can_be_copied_from_its_page(site: Path) -> None:
 def test_the_index_links_every_page() -> None:
     linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (DOCS / "index.md").read_text()))
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
-    assert linked == pages - {"index.md", "format.md"} | {"cli.md"}
+    assert linked == pages - {"index.md", "format.md"}
 
 
 def _file_of(site: Path, page: Path, asset: str) -> Path:

@@ -54,10 +54,11 @@ def root(tmp_path: Path) -> CacheRoot:
 
 
 def test_the_crontab_lines_are_commands_of_dsv() -> None:
-    lines = [line for line in block_with("automation.md", "*/15").splitlines() if not line.startswith("#")]
-    assert len(lines) == 2
+    blocks = [block_with("automation.md", text) for text in ("*/15", "17 2")]
+    lines = [line for block in blocks for line in block.splitlines() if not line.startswith("#")]
+    assert len(lines) == 7
     for line in lines:
-        command = shlex.split(line.split(maxsplit=5)[5])
+        command = shlex.split(line.split(maxsplit=5)[5], comments=True)
         assert command[0] == "dsv"
         subprocess.run([*DSV, *command[1:], "--help"], check=True, capture_output=True)
 

@@ -1,4 +1,4 @@
-"""The policies of docs/operations/stores.md on a real Ceph: what each role may do, and how dsv says what it may not."""
+"""The policies of docs/reference/policies.md on a real Ceph: what each role may do, and what dsv says else."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.kit.dsv import Dsv
 from tests.labs import ceph_rgw
 from tests.labs.s3_server import S3Server
 
-DOC = (Path(__file__).parents[2] / "docs/operations/stores.md").read_text()
+DOC = (Path(__file__).parents[2] / "docs/reference/policies.md").read_text()
 ROLES = ("ann", "rob", "ben", "kim")  # a reader, somebody who runs jobs, a writer, an administrator
 
 
 def policies(heading: str) -> list[dict[str, Any]]:
     """The JSON blocks below a heading of the page."""
-    (section,) = re.findall(rf"^### {heading}\n(.*?)(?=^##|\Z)", DOC, re.MULTILINE | re.DOTALL)
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^##|\Z)", DOC, re.MULTILINE | re.DOTALL)
     return [
         json.loads(block) for block in re.findall(r"^```json\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     ]

@@ -103,10 +103,11 @@ class Line:
     @classmethod
     def all(cls) -> list[Line]:
         """Those of the docs that name this dataset or all of a store or a cache, in the order of their hours."""
-        pages = [(OPERATIONS / name).read_text() for name in ("upkeep.md", "automation.md")]
-        found = re.findall(r"^ {4}(\S+) +(\S+) +\* +\* +(\S+) +dsv (.*)$", "\n".join(pages), re.MULTILINE)
+        page = (OPERATIONS / "automation.md").read_text()
+        found = re.findall(r"^ {4}(\S+) +(\S+) +\* +\* +(\S+) +dsv (.*)$", page, re.MULTILINE)
         lines = [
-            cls(minute, hour, weekday, tuple(shlex.split(rest))) for minute, hour, weekday, rest in found
+            cls(minute, hour, weekday, tuple(shlex.split(rest, comments=True)))
+            for minute, hour, weekday, rest in found
         ]
         return sorted(
             (one for one in lines if one.command[0] != "copy"), key=lambda one: (one.hour == "*", one.hour)

@@ -44,7 +44,7 @@ def put_prefixes(policy: dict[str, Any], sid: str | None = None) -> set[str]:
 
 def test_every_policy_of_the_page_is_one() -> None:
     blocks = [json.loads(one) for one in re.findall(r"^```json\n(.*?)^```", DOC, re.MULTILINE | re.DOTALL)]
-    assert len(blocks) == 4 + 1 + 3 + 1
+    assert len(blocks) == 4 + 1 + 3 + 1 + 2
     assert all(block["Statement"] for block in blocks)
 
 

@@ -206,7 +206,7 @@ def _writing(store: StoreBackend, *, single_writer: bool) -> Iterator[Finding]:
         )
     if split is not None:
         good = f"{split.data.url} gives back what is written to it, whole, in ranges and in listings"
-        hint = "docs/operations/stores.md has the settings of each server"
+        hint = "docs/reference/s3-servers.md has each server's settings"
         yield _proved("write data", split.data, data, good, hint)
     yield _clock("clock", f"the store's clock and {host_name()}'s", written - between, 1.0)
     free = store.free_bytes()

@@ -73,7 +73,7 @@ def create_repository(context: Context, store: StoreBackend, *, single_writer: b
             raise Unsupported(
                 f"{store.url} can't keep data: {'; '.join(findings)}",
                 subject=store.url,
-                hint="dsv init --store with another bucket; docs/operations/stores.md has the settings of each server",
+                hint="dsv init --store with another bucket; docs/reference/s3-servers.md has each server's settings",
             )
     return Repository.create(
         store,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.cache.claims import at
+from dsv.cache.claims import PinRecord
 from dsv.cli.app import load
 from tests.cli.conftest import FILES
 from tests.kit.dsv import PROGRAM, Dsv, Result, assert_documented, write_files
@@ -127,7 +127,8 @@ def test_times_are_printed_in_the_time_zone_of_the_process(
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        assert at(1_764_400_000.0) == "2025-11-29 16:06"
+        pin = PinRecord(id="a", user="ann", since=0.0, until=1_764_400_000.0)
+        assert pin.describe() == "held by ann until 2025-11-29 16:06+09:00"
     finally:
         monkeypatch.undo()
         time.tzset()

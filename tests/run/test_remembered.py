@@ -22,6 +22,7 @@ from dsv.run.remembered import RememberedRuns
 from dsv.stores.memory import MemoryStore
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName
+from dsv.values.units import format_time
 from tests.run.test_record import RECORD
 
 STORE = StoreId(b"s" * 16)
@@ -173,6 +174,55 @@ def test_a_bounded_choice_is_the_beginning_of_the_whole_order(
     assert replace(query, limit=limit).choose(iter(views)) == whole[:limit]
     newest = [each for each in views if each.record.metrics][: limit if limit is not None else None]
     assert RunQuery((Filter.parse(f"metrics.{name}>=0"),), limit=limit).choose(iter(views)) == newest
+
+
+ACCURACIES = [0.9, "NaN", 0.5, "high", "-Infinity", 0.2, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("metrics.acc>0.5", [0.9]),
+        ("metrics.acc<0.5", [0.2]),
+        ("metrics.acc>=0", [0.9, 0.5, 0.2]),
+        ("metrics.acc>a", ["high"]),
+        ("metrics.acc=NaN", ["NaN"]),
+        ("metrics.acc!=0.5", [0.9, "NaN", "high", "-Infinity", 0.2, True]),
+        ("metrics.acc~i", ["high", "-Infinity"]),
+    ],
+)
+def test_numbers_are_compared_with_numbers_and_texts_with_texts(text: str, wanted: list[object]) -> None:
+    views = [view(number, {"acc": value}) for number, value in enumerate(ACCURACIES)]
+    found = RunQuery((Filter.parse(text),)).choose(iter(views))
+    assert [each.record.metrics["acc"] for each in found if each.record.metrics] == wanted
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize(
+    ("sort", "first"), [("metrics.acc", [0.9, 0.5, 0.2]), ("+metrics.acc", [0.2, 0.5, 0.9])]
+)
+def test_a_diverged_training_is_never_the_best(sort: str, first: list[float], limit: int | None) -> None:
+    views = [view(number, {"acc": value}) for number, value in enumerate(ACCURACIES)]
+    for reverse in (False, True):
+        chosen = RunQuery(sort=sort, reverse=reverse, limit=limit).choose(iter(views))
+        values = [each.record.metrics["acc"] for each in chosen if each.record.metrics]
+        assert values[:3] == (first[::-1] if reverse else first)
+
+
+def test_times_durations_and_sizes_in_filters_are_read_as_they_are_printed() -> None:
+    one = view(1, {})
+    started = RunItem(one)["started"]
+    assert isinstance(started, str) and started.endswith("Z")
+    shown = format_time(one.record.started_ms)
+    for text in (f"started={shown}", f"started>={shown}", f"started<={started}", f"started={started[:10]}"):
+        assert Filter.parse(text).matches(RunItem(one)), text
+    for text in (f"started<{shown}", f"started>{shown}", f"started!={shown}", "took_seconds>1d12h"):
+        assert not Filter.parse(text).matches(RunItem(one)), text
+    assert Filter.parse("memory_bytes>=1.50 kB").value == 1500
+    assert Filter.parse("took_seconds<1d 12h").value == 129600
+    for text in ("started>yesterday", "took_seconds>soon", "memory_bytes>much"):
+        with pytest.raises(UsageError):
+            Filter.parse(text)
 
 
 def test_keys_that_no_run_has_are_refused_whatever_the_limit() -> None:

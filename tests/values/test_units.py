@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -10,6 +11,7 @@ from dsv.values.units import (
     format_bytes,
     format_count,
     format_duration,
+    format_time,
     parse_duration,
     parse_moment,
     parse_size,
@@ -29,6 +31,13 @@ from dsv.values.units import (
         ("0s", 0),
         (" 1d ", 86400),
         ("36525d", LONGEST),
+        ("1 d", 86400),
+        ("1d12h", 129600),
+        ("1.5d 30m", 131400),
+        ("42 s", 42),
+        ("3m 5s", 185),
+        ("1y2w", 365 * 86400 + 1209600),
+        ("0", 0),
     ],
 )
 def test_durations(text: str, seconds: int) -> None:
@@ -36,7 +45,25 @@ def test_durations(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1", "d", "1 d", "-1d", "1M", "1n", "1d12h", "١d", "1e3s", "inf", "36525.1d", "9999999d"]
+    "text",
+    [
+        "",
+        "1",
+        "d",
+        "-1d",
+        "1M",
+        "1n",
+        "12h1d",
+        "1d1d",
+        "1d  1h",
+        "1mo",
+        "١d",
+        "1e3s",
+        "inf",
+        "36525.1d",
+        "9999999d",
+        "1d12",
+    ],
 )
 def test_bad_durations(text: str) -> None:
     with pytest.raises(UsageError):
@@ -94,6 +121,8 @@ def test_bad_sizes(text: str) -> None:
 )
 def test_bytes_for_people(count: int, text: str) -> None:
     assert format_bytes(count) == text
+    if count > 0:
+        assert abs(parse_size(text) - count) <= count / 200
 
 
 @pytest.mark.parametrize(
@@ -115,6 +144,8 @@ def test_bytes_for_people(count: int, text: str) -> None:
 )
 def test_durations_for_people(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+    if seconds >= 0:
+        assert abs(parse_duration(text) - seconds) <= max(1, seconds / 100)
 
 
 def test_counts() -> None:
@@ -147,6 +178,27 @@ def test_moments_are_days_times_or_so_long_ago() -> None:
     assert day == datetime(2026, 11, 20).timestamp() * 1000
     assert parse_moment("2026-11-20 01:30", 0) == day + 5_400_000
     assert parse_moment("2026-11-20", 0, end=True) == parse_moment("2026-11-21", 0) - 1
+    assert parse_moment("2026-11-20 14:00+02:00", 0) == noon == parse_moment("2026-11-20T12:00:00Z", 0)
+    assert parse_moment("2026-11-20 14:00+0200", 0, end=True) == noon + 59_999
+    assert parse_moment("2026-11-20T12:00:00Z", 0, end=True) == noon + 999
+    assert parse_moment("2026-11-20T12:00:00.250Z", 0, end=True) == noon + 250
+    assert parse_moment("1d12h", noon) == noon - 129_600_000
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kathmandu", "America/St_Johns"])
+@pytest.mark.parametrize("time_ms", [0, 1_795_180_865_999, 4_102_444_800_000])
+def test_a_printed_time_is_read_as_the_minute_that_it_was(
+    zone: str, time_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        text = format_time(time_ms)
+        assert len(text) == len("2026-11-20 14:21+01:00") and text[10] == " "
+        assert parse_moment(text, 0) <= time_ms <= parse_moment(text, 0, end=True)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "20", "-1d", "2026-11-20T25:00"])

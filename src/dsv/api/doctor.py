@@ -37,7 +37,7 @@ from dsv.stores.open import OpenStore, split_of
 from dsv.stores.options import StoreOptions
 from dsv.stores.probe import KEYS, PROCESSES, THREADS, prove, prove_data, race
 from dsv.upkeep.packs import Schedule
-from dsv.values.units import format_bytes, format_count, rfc3339
+from dsv.values.units import format_bytes, format_count, format_time
 
 CLOCK_SECONDS = 60.0
 """A larger clock difference is reported: S3 refuses requests from 15 minutes on, and record times mislead."""
@@ -171,7 +171,7 @@ def _contents(context: Context, repository: Repository) -> Finding:
         text = f"{many} {was} lost when dsv verify last looked: commits that have them can't be read"
         return fail("contents", text, "dsv verify lists what is lost; dsv verify --repair")
     read = Schedule(repository, context.writer).oldest()
-    since = f"dsv verify has read every pack since {rfc3339(read * 1000)}" if read else ""
+    since = f"dsv verify has read every pack since {format_time(read * 1000)}" if read else ""
     return _ok("contents", f"dsv doctor does not read contents; {since or 'some packs were never read'}")
 
 

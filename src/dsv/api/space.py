@@ -37,7 +37,7 @@ from dsv.upkeep.expire import (
 )
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target
-from dsv.values.units import format_count, format_duration, format_lines, rfc3339
+from dsv.values.units import format_count, format_duration, format_lines, format_time
 
 if TYPE_CHECKING:
     from dsv.upkeep.gc import Collected, Options
@@ -337,7 +337,7 @@ def undo_expire(
             state = log.states.get(commit)
             if state is not None and state.entry.action is ExpiryAction.DELETE:
                 raise Conflict(
-                    f"dataset {dataset} was deleted by {state.entry.author} ({rfc3339(state.entry.time_ms)})",
+                    f"dataset {dataset} was deleted by {state.entry.author} ({format_time(state.entry.time_ms)})",
                     subject=dataset,
                     hint=f"dsv datasets --undelete {dataset} brings it back",
                 )

@@ -13,7 +13,6 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable
-from datetime import datetime
 from typing import ClassVar, Literal
 
 import msgspec
@@ -26,6 +25,7 @@ from dsv.files.folders import TAKEN
 from dsv.files.process import Fate, Process, host_name, user_name
 from dsv.files.shared_path import SharedPath
 from dsv.files.small_files import FULL, list_names, read_json, read_small
+from dsv.values.units import format_time
 
 
 class LeaseOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -230,7 +230,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         who = self.user or "somebody"
         where = f" on {self.host}" if self.host else ""
         if self.is_hold:
-            return f"held by {who} until {at(self.until)}"
+            return f"held by {who} until {format_time(1000 * self.until)}"
         if self.process is not None and self.run is None:
             return f"in use by {self.program or 'a program'} (process {self.process}) of {who}{where}"
         if self.purpose == "run":
@@ -262,7 +262,7 @@ class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         why = f": {self.why}" if self.why else ""
-        end = "" if self.until is None else f" until {at(self.until)}"
+        end = "" if self.until is None else f" until {format_time(1000 * self.until)}"
         return f"held by {self.user or 'somebody'}{end}{why}"
 
 
@@ -395,11 +395,3 @@ class LeaseName(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{LEASE}{self.holder}.{self.number}.{round(self.renewed * 1000)}"
-
-
-def at(moment: float) -> str:
-    """Format a time for people to read, to the minute, in the time zone of the process."""
-    try:
-        return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M")
-    except (OverflowError, ValueError, OSError):
-        return "past the year 9999"

@@ -208,10 +208,7 @@ def _plain(value: object, keys: Keys) -> object:
 
 
 def local_time(time_ms: float | None) -> str:
-    """Return a time for people, `2026-11-20 14:21` in the time zone of the process, or a dash."""
-    if time_ms is None:
-        return "-"
-    return f"{units.utc(time_ms).astimezone():%Y-%m-%d %H:%M}"
+    return "-" if time_ms is None else units.format_time(time_ms)
 
 
 def free_from(time_ms: float) -> str:

@@ -47,7 +47,7 @@ from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.paths import show, sort_key
-from dsv.values.units import format_count, format_lines, rfc3339
+from dsv.values.units import format_count, format_lines, format_time
 
 _HELD_DECISIONS = 50_000
 _HELD_BYTES = 64 << 20
@@ -248,7 +248,7 @@ class ContentMerger:
     def _fault(self, path: bytes, entries: Sequence[Entry | None]) -> str | None:
         for entry in entries:
             if entry is not None and (erased := self._objects.erasures.of(entry)) is not None:
-                when = rfc3339(erased.time_ms)[:10]
+                when = format_time(erased.time_ms)[:10]
                 return f"a version that takes part was erased on {when} by {erased.author}"
         largest = max(entry.size for entry in entries if entry is not None)
         if self._key(path) is None:

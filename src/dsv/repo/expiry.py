@@ -43,7 +43,7 @@ from dsv.repo.refs.listing import read_named
 from dsv.stores.base import ask_each, parsed
 from dsv.values.cached import cached
 from dsv.values.ids import CommitId, Nonce
-from dsv.values.units import rfc3339
+from dsv.values.units import format_time
 
 if TYPE_CHECKING:
     from dsv.repo.repository import Repository
@@ -172,7 +172,7 @@ def expired(log: ExpiryLog, commit: CommitId) -> NotFound | None:
     if state is None:
         return None
     entry, dataset, short = state.entry, log.dataset, str(commit)[:12]
-    when = rfc3339(entry.time_ms)[:10]
+    when = format_time(entry.time_ms)[:10]
     if entry.action is ExpiryAction.DELETE:
         message = f"dataset {dataset}, with commit {short}, was deleted on {when} by {entry.author}"
         undo = f"dsv datasets --undelete {dataset} brings it back, until gc removes its content"
@@ -272,7 +272,7 @@ def keep_named(
         what = "was deleted" if state.entry.action is ExpiryAction.DELETE else "expired"
         raise Conflict(
             f"{name} of {dataset} names commit {str(commit)[:12]}, which {what} meanwhile "
-            f"({state.entry.author}, {rfc3339(state.entry.time_ms)})",
+            f"({state.entry.author}, {format_time(state.entry.time_ms)})",
             subject=str(commit),
             hint=f"dsv log {dataset} shows which commits are left",
         )

@@ -18,7 +18,7 @@ from dsv.repo.errors import broken, record_or_none
 from dsv.stores.base import PutResult, StoreBackend, both, if_there, parsed, together
 from dsv.stores.open import BELOW, OpenStore, Unavailable, split_of
 from dsv.values.ids import Nonce, StoreId
-from dsv.values.units import rfc3339
+from dsv.values.units import format_time
 
 _DATA: tuple[tuple[str, Callable[[str], object | None]], ...] = (
     (keys.FORMAT_PREFIX, keys.parse_format_key),
@@ -360,8 +360,8 @@ def _open_names(split: OpenStore, place: str, said: FormatEntry) -> StoreBackend
 def unfinished(split: OpenStore, said: FormatEntry) -> Unreachable:
     """Return the error for names whose new location is not complete."""
     return Unreachable(
-        f"{said.author} began to move the names of {split.url} to {said.names} ({rfc3339(said.time_ms)}), and they are "
-        "not all there yet",
+        f"{said.author} began to move the names of {split.url} to {said.names} ({format_time(said.time_ms)}), and they "
+        "are not all there yet",
         subject=said.names,
         hint=f"wait for it; if it was interrupted: dsv store move-names {said.names} finishes it",
     )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from dsv.errors import DsvError, NotFound, UsageError
+from dsv.periodic import now_ms
 from dsv.run.active_runs import UnderWay, under_way
 from dsv.run.parameters import ID_PART, is_part
 from dsv.run.part import RunPart
@@ -30,7 +31,7 @@ from dsv.run.series import Series
 from dsv.values.ids import StoreId
 from dsv.values.json import Json, flattened, json_or_text
 from dsv.values.names import DatasetName
-from dsv.values.units import format_duration, rfc3339
+from dsv.values.units import format_duration, parse_duration, parse_moment, parse_size, rfc3339
 
 _T = TypeVar("_T")
 
@@ -389,6 +390,7 @@ _SMALL_IS_GOOD: Final = frozenset(
     )
 )  # fmt: skip
 """Words in the names of metrics that are better when smaller."""
+_TIMES: Final = ("started", "ended")
 _NAMED_KEYS: Final = 1_000
 """The newest runs whose keys a message about a key names."""
 _NOT_COMPARED: Final = {*RunRecord.keys("not compared"), "sent"}
@@ -415,8 +417,14 @@ class Filter:
                 subject=text,
                 hint="--filter 'params.lr<0.1', with = != < <= > >= or ~",
             )
-        key, sign, value = found.groups()
-        return cls(key, "=" if sign == "==" else sign, value, json_or_text(value))
+        key, sign, text = found.groups()
+        value = json_or_text(text)
+        if key in _TIMES and sign != _CONTAINS and value is not None:
+            parse_moment(text, now_ms())  # raises
+        parse = {"seconds": parse_duration, "bytes": parse_size}.get(key.rpartition("_")[2])
+        if parse is not None and isinstance(value, str) and "." not in key and sign != _CONTAINS:
+            value = parse(text)
+        return cls(key, "=" if sign == "==" else sign, text, value)
 
     def matches(self, item: Item) -> bool:
         """Check a run. A run without the key matches only `KEY=null`."""
@@ -427,13 +435,22 @@ class Filter:
             return False
         if self.operator == _CONTAINS:
             return self.text in as_text(actual)
-        if isinstance(actual, str):
+        if self.key in _TIMES and isinstance(actual, str):
+            return self._is_at(parse_moment(actual, 0))
+        if isinstance(actual, str) and (self.operator in ("=", "!=") or isinstance(self.value, str)):
             wanted = self.value if isinstance(self.value, str) else self.text
             return OPERATORS[self.operator](actual, wanted)
         if self.operator in ("=", "!="):
             same = actual == self.value and isinstance(actual, bool) is isinstance(self.value, bool)
             return same is (self.operator == "=")
         return _is_number(actual) and _is_number(self.value) and OPERATORS[self.operator](actual, self.value)
+
+    def _is_at(self, moment: float) -> bool:
+        """Compare a moment with the day, minute or second that the text names."""
+        first, last = (parse_moment(self.text, now_ms(), end=end) for end in (False, True))
+        if self.operator in ("=", "!="):
+            return (first <= moment <= last) is (self.operator == "=")
+        return OPERATORS[self.operator](moment, last if self.operator in ("<=", ">") else first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +484,7 @@ class RunQuery:
         unseen = set(self.keys)
         lacks: list[RunView] = []
         key, backwards = sort_order(self.sort or "")
+        largest_first = backwards is not self.reverse
 
         def matching() -> Iterator[RunView]:
             for view in views:
@@ -481,12 +499,11 @@ class RunQuery:
             for view in matching():
                 value = look_up(RunItem(view), key)
                 if value is not None:
-                    yield _rank(value), view
+                    yield _rank(value, largest_first), view
                 elif self.limit is None or len(lacks) < self.limit:
                     lacks.append(view)
 
         if self.sort is not None:
-            largest_first = backwards is not self.reverse
             most, rank = self.limit, itemgetter(0)
             pairs = (
                 sorted(ranked(), key=rank, reverse=largest_first)
@@ -575,11 +592,10 @@ def _check_key(key: str, items: Sequence[Item]) -> None:
         raise UsageError(f"runs have no key {key}", subject=key, hint=hint)
 
 
-def _rank(value: Json) -> tuple[int, Json]:
-    """Return a sort key: numbers are before strings, and strings before all else."""
-    if _is_number(value):
-        return 0, value
-    return (1, value) if isinstance(value, str) else (2, as_text(value))
+def _rank(value: Json, largest_first: bool) -> tuple[int, Json]:
+    """Return a sort key: in both orders numbers are before strings (NaN is one), and strings before all else."""
+    kind = 0 if _is_number(value) else 1 if isinstance(value, str) else 2
+    return -kind if largest_first else kind, value if kind < 2 else as_text(value)
 
 
 def _is_number(value: Json) -> bool:

@@ -10,7 +10,7 @@ from blake3 import blake3
 from dsv.values.ids import Id
 from dsv.values.names import DatasetName
 from dsv.values.paths import show
-from dsv.values.units import format_bytes, format_duration, utc
+from dsv.values.units import format_bytes, format_duration, format_time
 
 LONGEST_CELL, ROWS = 200, 1_000
 """Characters of a cell, and rows of a table."""
@@ -120,7 +120,7 @@ def took(seconds: float | None) -> Cell:
 
 
 def when(time_ms: float | None) -> Cell:
-    return number(time_ms, f"{utc(time_ms or 0):%Y-%m-%d %H:%M}", "time")
+    return number(time_ms, format_time(time_ms or 0), "time")
 
 
 def table(title: str, heads: Iterable[Cell | str], rows: Iterable[Row], what: str, *, total: int | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dsv.site.blocks import Cell, Drawing, SvgShape, cut
-from dsv.values.units import utc
+from dsv.values.units import format_time
 
 _LANE, _ROW, _MOST_LANES = 14, 34, 32
 _BOX, _TALL, _ACROSS, _DOWN = 210.0, 46.0, 274.0, 62.0
@@ -24,7 +24,7 @@ def line(title: str, points: Sequence[tuple[float, float]], shown: Callable[[flo
     low, step = min(0.0, least), (wide - 4) / ((last - first) or 1.0)
     unit = (high - 4) / ((most - low) or 1.0)
     way = "L".join(f"{2 + (x - first) * step:.1f} {high - 2 - (y - low) * unit:.1f}" for x, y in points)
-    begin, end = (f"{utc(x):%Y-%m-%d}" if x > 1e11 else f"{x:g}" for x in (first, last))
+    begin, end = (format_time(x)[:10] if x > 1e11 else f"{x:g}" for x in (first, last))
     ends = f"from {shown(begun)} ({begin}) to {shown(ended)} ({end})"
     label = f"{title}: {ends}, least {shown(least)}, most {shown(most)}"
     shapes = SvgShape("area", f"M{way}V{high}H2Z"), SvgShape("line", f"M{way}")

@@ -47,7 +47,7 @@ from dsv.stores.base import together
 from dsv.upkeep.roots import names_of_refs, names_of_runs
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
-from dsv.values.units import rfc3339
+from dsv.values.units import format_time
 
 if TYPE_CHECKING:
     from dsv.repo.repository import Repository
@@ -132,7 +132,7 @@ def undelete_dataset(
         append(repository, writer, dataset, ExpiryAction.DELETE, lambda _: _all_commits(repository, dataset))
         raise Conflict(
             f"gc has removed the content of dataset {dataset}, which was deleted by {main.entry.author} "
-            f"({rfc3339(main.entry.time_ms)})",
+            f"({format_time(main.entry.time_ms)})",
             subject=dataset,
             hint="a copy of the store, or a mirror, may still have it",
         )

@@ -12,9 +12,9 @@ from dsv.errors import UsageError
 LONGEST: Final = 36525 * 86400
 """Seconds of the longest duration: a century, so that its end has a date."""
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdwy])", re.ASCII)
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_SECONDS = {"y": 365 * 86400, "w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile("".join(rf"(?:(\d{{1,9}}(?:\.\d{{1,6}})?) ?{unit} ?)?" for unit in _SECONDS), re.ASCII)
+_MINUTE = re.compile(r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(?:Z|[+-]\d{2}:?\d{2})?", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?(?:([kKMGTPE])(i)?)?B?", re.ASCII)
 _PLAIN = 1_000_000  # from this size on, a number without a unit means bytes
 _EARLIEST, _LATEST = (datetime(*day, tzinfo=UTC).timestamp() * 1000 for day in ((1000, 1, 2), (9999, 12, 30)))
@@ -22,16 +22,17 @@ _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds of `30s`, `30m`, `12h`, `1d`, `2w`, `1y` (365 days) or `1.5h`, at most a century.
-    Raises `UsageError`."""
+    """Return the seconds of `30s`, `1.5h`, `1d12h`, `3m 5s` (as `format_duration` prints it), `2w`, `1y` (365 days)
+    or `0`, at most a century. Raises `UsageError`."""
     if text.strip() == "0":
         return 0
     match = _DURATION.fullmatch(text.strip())
-    if match is None:
+    if match is None or not any(match.groups()):
         raise UsageError(
-            f"{text!r} is not a duration", subject=text, hint="write it like 30m, 12h, 1d, 2w or 1y"
+            f"{text!r} is not a duration", subject=text, hint="write it like 30s, 10m, 1.5h, 1d12h, 2w or 1y"
         )
-    seconds = round(float(match[1]) * _SECONDS[match[2]])
+    counts = zip(match.groups(), _SECONDS.values(), strict=True)
+    seconds = round(sum(float(count or 0) * size for count, size in counts))
     if seconds > LONGEST:
         raise UsageError(
             f"{text!r} is longer than 100 years", subject=text, hint="say less, or leave the limit out"
@@ -40,19 +41,21 @@ def parse_duration(text: str) -> int:
 
 
 def parse_moment(text: str, now_ms: float, *, end: bool = False) -> float:
-    """Return milliseconds since 1970 for `2026-11-20`, `2026-11-20 14:30`, or `2w`, a time two weeks ago.
+    """Return milliseconds since 1970 for `2026-11-20`, `2026-11-20 14:30` (local), `2026-11-20 14:30+01:00` (as
+    `format_time` prints it), `2026-11-20T13:30:00Z`, or `2w`, a time two weeks ago.
 
-    A time without a zone is local. end: a day alone means its end. Raises `UsageError`.
+    end: the last millisecond of the day, minute or second. Raises `UsageError`.
     """
     stripped = text.strip()
-    if _DURATION.fullmatch(stripped):
-        return now_ms - 1000 * parse_duration(stripped)
     try:
         moment = datetime.fromisoformat(stripped)
-        if end and _DAY.fullmatch(stripped):
-            moment += timedelta(days=1, milliseconds=-1)
+        seconds = 86400 if not set(":T") & set(stripped) else 60 if _MINUTE.fullmatch(stripped) else 1
+        if end and not moment.microsecond:
+            moment += timedelta(seconds=seconds, milliseconds=-1)
         return moment.timestamp() * 1000
     except (ValueError, OverflowError):
+        if _DURATION.fullmatch(stripped) and stripped:
+            return now_ms - 1000 * parse_duration(stripped)
         raise UsageError(
             f"{text!r} is not a time", subject=text, hint="write it like 2026-11-20, '2026-11-20 14:30' or 2w"
         ) from None
@@ -79,6 +82,11 @@ def parse_size(text: str) -> int:
 def utc(time_ms: float) -> datetime:
     """Return the date, to the second, of milliseconds since 1970; the nearest date if no calendar has it."""
     return datetime.fromtimestamp(min(max(_EARLIEST, time_ms), _LATEST) // 1000, UTC)
+
+
+def format_time(time_ms: float) -> str:
+    """Return a time for people, local and with its offset: `2026-11-20 14:21+01:00`."""
+    return utc(time_ms).astimezone().isoformat(" ", "minutes")
 
 
 def rfc3339(time_ms: float) -> str:

@@ -169,7 +169,7 @@ def _names(item: LogItem) -> tuple[str, ...]:
     if item.expired is None:
         return item.names
     entry = item.expired.entry
-    return (*item.names, f"expired {rfc3339(entry.time_ms)[:10]} by {entry.author}")
+    return (*item.names, f"expired {local_time(entry.time_ms)[:10]} by {entry.author}")
 
 
 def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:

@@ -14,7 +14,7 @@ from dsv.cli.output import printable
 from dsv.format.records import Erasure
 from dsv.format.tree import Entry
 from dsv.values.names import Rev, Target
-from dsv.values.units import rfc3339
+from dsv.values.units import format_time, rfc3339
 
 
 @command(
@@ -48,7 +48,7 @@ def ls(
             call.items((_item(entry, url, erasures.of(entry)) for entry, url in entries), lines=jsonl)
             return
         for entry, url in entries:
-            mark = f"  (erased {rfc3339(erased.time_ms)[:10]})" if (erased := erasures.of(entry)) else ""
+            mark = f"  (erased {format_time(erased.time_ms)[:10]})" if (erased := erasures.of(entry)) else ""
             call.out.line((_long(entry, url) if long else printable(entry.path)) + mark)
 
 

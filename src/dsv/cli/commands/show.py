@@ -14,7 +14,7 @@ from dsv.cli.output import printable, to_item
 from dsv.errors import UsageError
 from dsv.format.records import Erasure
 from dsv.values.names import Target
-from dsv.values.units import format_bytes, format_count, rfc3339
+from dsv.values.units import format_bytes, format_count, format_time
 
 
 @command(
@@ -113,7 +113,7 @@ def _write_path(call: Call, shown: ShownCommit, path: ShownPath) -> None:
 
 
 def _erased(erased: Erasure) -> str:
-    return printable(f"{rfc3339(erased.time_ms)[:10]} by {erased.author}: {erased.reason}")
+    return printable(f"{format_time(erased.time_ms)[:10]} by {erased.author}: {erased.reason}")
 
 
 def _change_words(shown: ShownCommit, path: ShownPath) -> str:

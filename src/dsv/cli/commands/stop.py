@@ -54,7 +54,7 @@ def stop(
     gets SIGTERM and time to end by itself; its record and its log are kept as always. Ctrl-C ends only the waiting. A
     run can be stopped on the machine that started it, and one in a cluster from any machine that reaches the cluster.
     """
-    seconds = GRACE if grace is None else 0 if grace.strip() == "0" else parse_duration(grace)
+    seconds = GRACE if grace is None else parse_duration(grace)
     active = find_under_way(call.settings.state, run)
     if names_sweep(run):
         _stop_named_sweep(call, run, seconds)

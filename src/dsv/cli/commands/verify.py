@@ -14,7 +14,7 @@ from dsv.errors import IntegrityError, Unreachable, UsageError
 from dsv.upkeep.verify import UnreadablePart, Verification
 from dsv.values.names import Target
 from dsv.values.paths import show
-from dsv.values.units import format_bytes, format_count, format_duration, parse_duration, rfc3339
+from dsv.values.units import format_bytes, format_count, format_duration, format_time, parse_duration, rfc3339
 
 _PATHS = 10
 """Paths of a commit that are shown."""
@@ -78,12 +78,12 @@ def verify(
     )
     with call.context(writes=True) as context:
         done = verify_store(context, request)
-    oldest = None if not done.oldest else rfc3339(done.oldest * 1000)
-    call.items(_items(done), _head(call, done, oldest))
+    oldest = None if not done.oldest else done.oldest * 1000
+    call.items(_items(done), _head(call, done, None if oldest is None else rfc3339(oldest)))
     _show(call, done)
     if done.oldest is not None:
         (call.routine if done.is_whole and not done.unasked else call.line)(
-            f"oldest unverified: {oldest or 'some packs were never read'}"
+            f"oldest unverified: {format_time(oldest) if oldest else 'some packs were never read'}"
         )
     if not done.is_whole:
         return IntegrityError.exit_code

@@ -17,7 +17,7 @@ from dsv.repo.errors import read_record
 from dsv.stores.base import StoreBackend, ask_each, parsed
 from dsv.values.ids import ErasureId, Id, PackId
 from dsv.values.paths import show
-from dsv.values.units import rfc3339
+from dsv.values.units import format_time
 
 if TYPE_CHECKING:
     from dsv.format.tree import Entry
@@ -84,7 +84,7 @@ class RefusedContent(Conflict):
     """A writer has content that was erased."""
 
     def __init__(self, what: str, erasure: Erasure) -> None:
-        when = rfc3339(erasure.time_ms)[:10]
+        when = format_time(erasure.time_ms)[:10]
         super().__init__(
             f"{what} has content that was erased from the store on {when} by {erasure.author}, so nothing was "
             f"published: {erasure.reason}",
@@ -96,7 +96,7 @@ class RefusedContent(Conflict):
 
 def erased_error(what: str, erasure: Erasure) -> Erased:
     """Return the error for reading something that was erased. what: its name."""
-    when = rfc3339(erasure.time_ms)[:10]
+    when = format_time(erasure.time_ms)[:10]
     return Erased(
         f"{what} was erased on {when} by {erasure.author}: {erasure.reason}",
         subject=what,

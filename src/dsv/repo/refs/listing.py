@@ -13,7 +13,7 @@ from dsv.errors import Conflict, Denied, IntegrityError, NotFound, OutcomeUnknow
 from dsv.format import envelope, keys
 from dsv.format.records import BranchRule, DatasetErased, ExpiryEntry, FormatEntry, RefEntry, TagValue
 from dsv.repo.errors import ONE_WINS_AGAIN, record_or_none
-from dsv.values.units import rfc3339
+from dsv.values.units import format_time
 
 if TYPE_CHECKING:
     from dsv.stores.base import StoreBackend
@@ -71,7 +71,7 @@ def never_again(dataset: DatasetName, found: DatasetErased, url: str) -> Conflic
 
 def _sentence(dataset: DatasetName, found: DatasetErased, url: str) -> str:
     why = "".join(f": {line}" for line in found.message.splitlines()[:1])
-    return f"dataset {dataset} was erased from {url} ({rfc3339(found.time_ms)}{why})"
+    return f"dataset {dataset} was erased from {url} ({format_time(found.time_ms)}{why})"
 
 
 # The most rows that are read past to find the next name: a page of most stores. For more, a new listing is cheaper.

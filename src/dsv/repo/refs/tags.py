@@ -30,7 +30,7 @@ from dsv.repo.tracking import Answers
 from dsv.stores.base import PutResult, StoreBackend, absent, ask_each, both
 from dsv.stores.open import names_of
 from dsv.values.names import BranchName, DatasetName, TagName
-from dsv.values.units import rfc3339
+from dsv.values.units import format_time
 
 if TYPE_CHECKING:
     from dsv.values.ids import StoreId
@@ -223,7 +223,7 @@ class Tags:
         gone = self.deletion(dataset, tag)
         if gone is not None:
             return NotFound(
-                f"tag {name} of {dataset} was deleted ({gone.author}, {rfc3339(gone.time_ms)}), and its name "
+                f"tag {name} of {dataset} was deleted ({gone.author}, {format_time(gone.time_ms)}), and its name "
                 "cannot be reused",
                 subject=name,
                 hint=f"dsv tag --list {dataset} shows the tags; dsv log {dataset} finds its commit, if a branch has it",

@@ -195,3 +195,21 @@ def test_mistakes_of_usage(pets: Dsv) -> None:
         ["release", "--id", "0" * 32, "--job", "7"],
     ):
         assert pets(*arguments).code == 2, arguments
+
+
+def test_a_cache_of_a_newer_protocol_gets_no_holds(pets: Dsv) -> None:
+    """As it gets no commits: its files may mean something else by then."""
+    folder = Path(pets.ok("cache", "pets@v1").lines[0])
+    pets.ok("hold", "pets@v1")
+    settings = folder.parents[1] / "dsv-cache.toml"
+    before = settings.read_text()
+    settings.write_text(before.replace("protocol = 1", "protocol = 2"))
+    held = pets.ok("cached", "--json").json["items"]
+    for command in ("hold pets@v1", "release pets@v1", "cache pets@v2", "evict pets@v1"):
+        refused = pets(*command.split())
+        assert refused.code == 9 and "is a cache of protocol 2" in refused.err, command
+    assert pets.ok("cached", "--json").json["items"] == held
+    settings.write_text(before)
+    for options in (("--for", "0s"), ("--for", "0")):
+        assert pets("hold", "pets@v1", *options).code == 2
+    pets.ok("release", "pets@v1")

@@ -10,16 +10,17 @@ from pathlib import Path
 
 from dsv.api.cache_targets import Targets
 from dsv.api.context import Context
-from dsv.cache.claims import PinRecord, at
+from dsv.cache.claims import PinRecord
 from dsv.cache.inventory import find_all
 from dsv.cache.leases import HoldInfo, end_hold, find_by_id, find_holds
 from dsv.cache.leases import hold as take_hold
 from dsv.cache.root import CachePlace, CacheRoot, explaining, refuse_symlinks
+from dsv.cache.settings import check_writable, load_settings
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.files.process import user_name
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target
-from dsv.values.units import format_lines
+from dsv.values.units import format_lines, format_time
 
 _ID = re.compile(r"[0-9a-f]{8,32}")
 
@@ -63,6 +64,7 @@ def release(
         raise UsageError("no hold given", hint="dsv release TARGET, or dsv release --id ID")
     chosen: dict[str, HoldInfo] = {}
     with opened_cache(context, folder) as (root, finder):
+        check_writable(root, load_settings(root))
         for start in ids:
             chosen |= _by_id(_the_hold(root, start, everyone=everyone))
         for target in targets:
@@ -91,8 +93,11 @@ def hold(
 
     A target without a path means the whole commit, not its separately cached parts.
     """
+    if seconds is not None and seconds <= 0:
+        raise UsageError("the hold must be longer than 0 seconds", hint="--for 3d")
     found: list[HoldItem] = []
     with opened_cache(context, folder) as (root, finder):
+        check_writable(root, load_settings(root))
         for place, target in [(finder.find_exactly(target), target) for target in targets]:
             record = take_hold(root, place, why=why, seconds=seconds)
             if record is None:
@@ -169,8 +174,9 @@ def _several(root: CacheRoot, target: Target, holds: Sequence[HoldInfo]) -> Conf
     for one in reversed(holds):
         part = " (a part of it)" if one.place.selection else ""
         job = f", in job {one.claim.job}" if one.claim.job else ""
-        end = "" if one.claim.until is None else f", until {at(one.claim.until)}"
-        lines.append(f"{one.claim.id[:12]}{part}, taken {at(one.claim.since)} on {one.claim.host}{job}{end}")
+        end = "" if one.claim.until is None else f", until {format_time(1000 * one.claim.until)}"
+        taken = f"taken {format_time(1000 * one.claim.since)} on {one.claim.host}"
+        lines.append(f"{one.claim.id[:12]}{part}, {taken}{job}{end}")
     return Conflict(
         f"you have {len(holds)} holds of {target} in {root.path}, and others of your jobs may need them; name one "
         f"with --id, or release them with --all:{format_lines(lines, most=5)}",

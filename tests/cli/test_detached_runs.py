@@ -330,3 +330,19 @@ def test_a_full_state_disk_costs_no_record_and_no_answer(here: Dsv, tmp_path: Pa
             (item,) = full.ok("runs", run, "--json").json["items"]
             assert (item["state"], item["exit_code"], item["sent"]) == (state, code, True)
         disk.limit()
+
+
+def test_the_name_of_a_run_that_is_under_way_is_taken(here: Dsv) -> None:
+    """Else `dsv stop NAME` would mean two runs. An ended run's name is free again."""
+    job = "touch ready; until [ -e go ]; do sleep 0.05; done"
+    run = detach(here, job, "--name", "same")
+    await_file(here, "ready")
+    for options in ((), ("--detach",)):
+        refused = here.process("run", *options, "pets@v1", "--name", "same", "--", "touch", "ran")
+        assert refused.code == 125 and f"the name same is in use by run {run}" in refused.err
+        assert f"hint: choose another --name, or end that run: dsv stop {run}" in refused.err
+    assert not (here.cwd / "ran").exists() and len(here.ok("runs", "--json").json["items"]) == 1
+    assert here.process("run", "pets@v1", "--name", "other", "--", "true").code == 0
+    (here.cwd / "go").touch()
+    assert here("wait", "same").code == 0
+    assert here.process("run", "pets@v1", "--name", "same", "--", "true").code == 0

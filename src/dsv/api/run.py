@@ -16,7 +16,7 @@ from dsv.errors import Conflict, DsvError, NotFound, UsageError, as_launch_error
 from dsv.periodic import now_ms
 from dsv.repo.session import Session
 from dsv.run import supervisor
-from dsv.run.active_runs import RunRecords
+from dsv.run.active_runs import RunRecords, check_name_free
 from dsv.run.dirs import RUNS, RunPlace, remove_run_folder
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import JobPlan
@@ -52,6 +52,7 @@ def run(
     `supervisor.run`. placing: chooses the run's pool, and so its cache. force: commit code of any size.
     """
     with as_launch_error(), ExitStack() as opened:
+        check_name_free(place.state, spec.name)
         sessions: list[Session] = []
         setting = context.settings.get("runs.keep_local")
         keep = None if setting is None else parse_setting(setting)

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from dsv.errors import DsvError, Interrupted, NoRoom, NotFound, Unreachable, Unsupported, UsageError
+from dsv.errors import Conflict, DsvError, Interrupted, NoRoom, NotFound, Unreachable, Unsupported, UsageError
 from dsv.files.errors import as_error
 from dsv.files.process import Fate, Process, Watched, host_name, user_name
 from dsv.files.small_files import replace_file, write_once
@@ -82,7 +82,7 @@ class Marks:
     it, no command notices that a run was cut off."""
 
     def __init__(self, state: Path, store: StoreId) -> None:
-        self._state = state
+        self.state = state
         self.folder = state / "running"
         self._store = str(store)
 
@@ -109,13 +109,13 @@ class Marks:
 
     def answer(self, run: RunId) -> Path:
         """Return the file with the last state of a run that its cluster has reported here."""
-        return self._state / ANSWERS / run
+        return self.state / ANSWERS / run
 
     def tidy(self, record: RunRecord) -> None:
         """Remove what is here of a run on a cluster whose record is in the store."""
         with suppress(OSError):
             self.answer(record.run).unlink(missing_ok=True)
-            own = run_folder(self._state, record.dataset, record.run)
+            own = run_folder(self.state, record.dataset, record.run)
             (own / MESSAGES).unlink(missing_ok=True)
             own.rmdir()  # if nothing else is there
 
@@ -147,19 +147,19 @@ class Marks:
 
     def clear(self, record: RunRecord) -> None:
         """Remove the mark and the scratch folder of a run that was cut off. Its output remains."""
-        remove_scratch(run_folder(self._state, record.dataset, record.run) / "scratch")
+        remove_scratch(run_folder(self.state, record.dataset, record.run) / "scratch")
         self.remove(record.run)
 
     def live_log(self, record: RunRecord) -> Path:
         """Return the path of the file with the output so far, if the run is detached."""
-        return run_folder(self._state, record.dataset, record.run) / LIVE_LOG
+        return run_folder(self.state, record.dataset, record.run) / LIVE_LOG
 
     def orphaned(self) -> list[RunRecord]:
         """Return the records so far of the runs whose supervisor is known to be gone."""
         return [each.record for each in self._marked() if each.owner.is_dead]
 
     def _marked(self) -> list[UnderWay]:
-        return [each for each in under_way(self._state) if each.store == self._store]
+        return [each for each in under_way(self.state) if each.store == self._store]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +253,17 @@ def under_way(state: Path) -> list[UnderWay]:
     return found
 
 
+def check_name_free(state: Path, name: str | None, run: RunId | None = None) -> None:
+    """Raises `Conflict` if another run of this name is under way on this machine."""
+    for each in under_way(state) if name is not None else ():
+        if each.record.name == name and each.run != run and each.owner.process.fate() is Fate.ALIVE:
+            raise Conflict(
+                f"the name {name} is in use by run {each.run}, which is under way",
+                subject=name,
+                hint=f"choose another --name, or end that run: dsv stop {each.run}",
+            )
+
+
 def stop_request(folder: Path, run: RunId) -> Path:
     return folder / f"{run}.stop"
 
@@ -296,6 +307,12 @@ class RunRecords:
         except OSError as error:
             if must:
                 raise as_error(error, self.marks.folder) from error
+        if not self.under_way:
+            try:
+                check_name_free(self.marks.state, record.name, record.run)
+            except Conflict:
+                self.marks.remove(record.run)
+                raise
         self.under_way = True
 
     def begin(self, record: RunRecord) -> None:

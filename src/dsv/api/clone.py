@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import structs
 
 from dsv.api.cache_targets import lending
-from dsv.api.context import Context, write_tracking
+from dsv.api.context import Context, note_store, write_tracking
 from dsv.api.sparse import chosen_by
 from dsv.api.store import create_repository
 from dsv.api.sync import check_no_cache
@@ -304,6 +304,7 @@ def _check_no_unreadable(folder: Path) -> None:
 def _new_workspace(context: Context, repository: Repository, root: Path, wanted: _Wanted) -> Workspace:
     dataset, branch, chosen = wanted
     choice = context.settings.store()
+    note_store(context, choice.url, repository.id)
     return Workspace.create(
         root,
         store=choice.called,

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from dsv.api.settings import BUILT_IN, Settings, StoreChoice, parse_setting
 from dsv.errors import Conflict, Denied, DsvError, IntegrityError, NoStore, NotFound, Unreachable, UsageError
-from dsv.files.folders import bound_folder, make_shared_folder
+from dsv.files.folders import bound_folder, make_durable, make_shared_folder
 from dsv.files.shared_path import AnyPath, SharedPath
 from dsv.files.small_files import read_small, replace_file
 from dsv.periodic import Clock, now_ms
@@ -120,15 +120,27 @@ class Context(msgspec.Struct, frozen=True):
         """
         if self.offline:
             raise Unreachable("this needs the store, which is not asked offline", hint="leave out offline")
-        from dsv.stores.open import open_store
+        from dsv.stores.open import local_folder, open_store
 
         choice = self.settings.store(text)
-        if choice.origin == BUILT_IN and not create and not Path(choice.url).exists():
+        folder = local_folder(choice.url)
+        is_absent = folder is not None and not folder.exists()
+        was_there = is_absent and _notes(self, choice.url)[0].exists()
+        if was_there and create:
+            raise Unreachable(
+                f"the store's folder {choice.url} is not there, and it was once",
+                subject=choice.url,
+                hint=f"check that it is mounted (ls -ld {choice.url}); to begin an empty store there: "
+                f"mkdir -p {shlex.quote(choice.url)}",
+            )
+        if is_absent and not was_there and choice.origin == BUILT_IN and not create:
             raise NoStore(
                 "no store is set up for you yet",
                 subject=choice.url,
                 hint="dsv config store URL names your team's; dsv init in a folder of data makes one of your own",
             )
+        if is_absent and create and choice.origin == BUILT_IN:
+            make_durable(Path(choice.url), mode=0o700)
         notice = None if isinstance(self.progress, NoProgress) else self.progress.note
         options = self.store_options(choice)
         return open_store(choice.url, options, create=create, names=choice.names, notice=notice)
@@ -455,12 +467,17 @@ def open_to_read(
         return _stand_in(context, found, _notes(context, url), error)
     # Commands that ask the store alone note its id too.
     if choice.name is not None and context.settings.get(f"stores.{choice.name}.mirrors") is not None:
-        for note in _notes(context, url):
-            with suppress(OSError):
-                if read_small(note) != str(repository.id).encode():
-                    make_shared_folder(note.parent)
-                    replace_file(note, str(repository.id).encode(), sync=False)
+        note_store(context, url, repository.id)
     return repository
+
+
+def note_store(context: Context, url: str, store_id: StoreId) -> None:
+    """Note the id of the store with this URL, so that nothing takes an absent one for one that never was."""
+    for note in _notes(context, url):
+        with suppress(OSError):
+            if read_small(note) != str(store_id).encode():
+                make_shared_folder(note.parent)
+                replace_file(note, str(store_id).encode(), sync=False)
 
 
 def _notes(context: Context, url: str) -> list[AnyPath]:

@@ -74,7 +74,7 @@ def make_folder(parent: int, name: str | bytes, rights: FolderRights, drafts: in
     """
     if rights.plain or not rights.given:
         with suppress(FileExistsError):
-            os.mkdir(name, rights.given & 0o777 or 0o777, dir_fd=parent)
+            os.mkdir(name, rights.given & 0o777 or rights.free, dir_fd=parent)
         return
     above = parent if drafts is None else drafts  # beside it, a draft inherits the same
     draft = f".{os.urandom(16).hex()}"
@@ -147,12 +147,12 @@ def sync_folder(folder: int | AnyPath) -> None:
         os.fsync(readable)
 
 
-def make_durable(folder: Path) -> None:
-    """Make a folder and its missing parents, each synced. Raises `OSError`."""
+def make_durable(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder with this mode, less the umask, and its missing parents, each synced. Raises `OSError`."""
     if not folder.parent.is_dir():
         make_durable(folder.parent)
     with suppress(FileExistsError):
-        folder.mkdir()
+        folder.mkdir(mode)
         sync_folder(folder.parent)
 
 

@@ -157,7 +157,9 @@ class DirectoryStore:
             mode = os.fstat(self._root).st_mode
         self._is_shared = bool(mode & stat.S_IWGRP)
         """If the group may write here, it may read all files and write all folders below, despite umasks."""
-        self._rights = FolderRights(given=mode & (stat.S_IRWXG | stat.S_ISGID) if self._is_shared else 0)
+        self._is_private = not mode & (stat.S_IRWXG | stat.S_IRWXO)
+        given = mode & (stat.S_IRWXG | stat.S_ISGID) if self._is_shared else 0
+        self._rights = FolderRights(given=given, free=0o700 if self._is_private else 0o777)
         self._swept = False
         self._lock = threading.Lock()
         self._this_thread = threading.local()  # `listed`: the last folder that it has listed
@@ -328,7 +330,8 @@ class DirectoryStore:
 
     def _write(self, folder: int, name: str, data: Bytes) -> int:
         # Closed before it is unlinked: NFS keeps an unlinked open file under another name.
-        with Opened(os.open(name, _CREATE_FLAGS, 0o444, dir_fd=folder)) as descriptor:
+        mode = 0o400 if self._is_private else 0o444
+        with Opened(os.open(name, _CREATE_FLAGS, mode, dir_fd=folder)) as descriptor:
             if self._is_shared:
                 os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRGRP)
             write_all(descriptor, memoryview(data).cast("B"))

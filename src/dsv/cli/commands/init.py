@@ -47,9 +47,12 @@ def init(
     call.result(made, workspace=made.root, branch="main")
     call.line(f"{made.root} is bound to the new dataset {made.dataset} in {made.store}")
     if call.settings.store().origin == BUILT_IN:
-        call.say(
-            "this store is in your home folder, so only you can see it. To share the data, choose another store first:"
+        seen = (
+            "so only you can see it"
+            if not Path(made.store).stat().st_mode & 0o077
+            else "and others may read it"
         )
+        call.say(f"this store is in your home folder, {seen}. To share the data, choose another store first:")
         binding = shlex.quote(f"{made.root}/.dsv")
         call.say(
             f"  rm -r {binding}; dsv init {made.dataset} --store s3://BUCKET/PREFIX (or a shared folder)"

@@ -20,6 +20,7 @@ from dsv.api.settings import (
     Settings,
     SettingsSource,
     check_key,
+    check_prefer,
     is_engines_key,
     is_key,
     is_name,
@@ -85,6 +86,10 @@ def lasting(key: str, value: str, cwd: Path) -> str:
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
     if key in PARSED:
         parse_setting(Setting(key, value, "the command line"))
+    if key == "prefer":
+        check_prefer(value)
+    if key.startswith("pools."):
+        _check_pool_setting(key, value)
     last = key.rpartition(".")[2]
     of_stores = key == "store" or (key.startswith("stores.") and last in ("url", "names", "mirrors"))
     if of_stores or last in ("endpoint", "ca_bundle"):
@@ -103,6 +108,27 @@ def lasting(key: str, value: str, cwd: Path) -> str:
     if value == "~" or value.startswith(("/", "~/")) or (key in PLAIN_KEYS and is_name(value)):
         return value
     return os.path.normpath(cwd / value)
+
+
+def _check_pool_setting(key: str, value: str) -> None:
+    """Raises `UsageError` for an engine that there is not, and a value that it or `dsv run` could not use."""
+    from dsv.run.engine_list import engine_of
+    from dsv.run.resources import Pool
+    from dsv.run.spec import POOL_OPTIONS
+
+    check_key(key)
+    _, name, last, *below = key.split(".")
+    parse = {option.flag: option.parse for option in POOL_OPTIONS.values()}.get(last)
+    try:
+        if below or last == "engine":
+            options = {below[0]: json_or_text(value)} if below else {}
+            engine_of(Pool(name=name, engine=last if below else value, options=options))
+        elif parse is not None:
+            parse(value)
+    except UsageError as error:
+        error.message, error.subject = f"{key}: {error.message}", key
+        error.hint = None if below else error.hint
+        raise
 
 
 def parse_toml(data: bytes, origin: str) -> dict[str, object]:

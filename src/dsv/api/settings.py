@@ -1,7 +1,8 @@
 """Settings, and the origin of each.
 
 Pure: the caller passes the flags, the environment and the texts of the config files. The first source that
-has a key decides: flag, workspace, environment, the user's file, the machine's file, built-in.
+has a key decides: flag, workspace, environment, the user's file, the machine's file, built-in. A workspace comes before
+the environment, as its base is in its own store, and a variable is often set for a whole login.
 """
 
 from __future__ import annotations
@@ -323,6 +324,12 @@ def check_key(key: str) -> None:
     close = get_close_matches(asked, known, 1)
     hint = f"dsv config {close[0]}" if close else f"keys: {', '.join(known)}"
     raise UsageError(f"there is no setting {key}", subject=key, hint=hint)
+
+
+def check_prefer(value: str) -> None:
+    if value not in ("cached", "order"):
+        what = f"the setting prefer must be cached or order, not {value}"
+        raise UsageError(what, subject="prefer", hint="dsv config prefer order")
 
 
 def is_reserved(key: str) -> bool:

@@ -171,7 +171,14 @@ class Call(typer.Context):
         from dsv.api.environment import gather, working_folder
 
         flags = {"store": self.flags.store, "names": self.flags.names, "cache": self.flags.cache}
-        return gather(self.around.environ, working_folder(self.around.environ), flags)
+        found = gather(self.around.environ, working_folder(self.around.environ), flags)
+        used, said = found.get("store"), self.around.environ.get("DSV_STORE")
+        if said and used is not None and used.origin not in ("DSV_STORE", "--store"):
+            from dsv.values.secrets import hide_in_urls
+
+            if used.value not in (said, found.location(said)):
+                self.warn(f"DSV_STORE={hide_in_urls(said)} is not used: this workspace has its own store")
+        return found
 
     def line(self, text: str, style: str = "") -> None:
         """Print a line of the result, for people: nothing with --json."""
@@ -303,8 +310,8 @@ class Call(typer.Context):
             raise Conflict(f'expected "{name}", got "{typed}"; {undone}', subject=name)
 
     def confirm_published(self, yes: bool) -> Callable[[str, str], None]:
-        """Return what to call with `doubts` about what is published, and the dataset."""
-        return lambda what, name: self.confirm(f"this publishes {what}", name, yes=yes, act="publish")
+        """Return what to call with a sentence about what would be published, and the dataset."""
+        return lambda what, name: self.confirm(what, name, yes=yes, act="publish")
 
     @property
     def can_ask(self) -> bool:

@@ -72,7 +72,9 @@ def test_segments_of_other_folders_are_skipped() -> None:
     assert not patterns.overlaps(b"a/x", b"m/y")
     assert patterns.overlaps(None, b"a/x")  # where the .dsvignore of the root would lie
     assert not SparsePatterns(("**", "!raw")).overlaps(b"raw/a", b"raw/b")
-    assert not SparsePatterns(()).overlaps(None, b"z")
+    nothing = SparsePatterns(())
+    assert nothing.overlaps(None, b"z") and b".dsvignore" in nothing
+    assert not nothing.overlaps(b".dsvignore", b"z") and b"a/.dsvignore" not in nothing
 
 
 def test_few_lines_stay() -> None:

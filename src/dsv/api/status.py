@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import StrEnum
@@ -11,13 +13,13 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from dsv.errors import Conflict, Unreachable
-from dsv.values.names import MAIN
 from dsv.values.units import format_count
 from dsv.workspace.baseline import (
     Trees,
     check_paths,
     check_removals,
     find_baseline,
+    left_out,
     load_state,
     note_let_go,
     save_news,
@@ -60,6 +62,8 @@ class BranchPosition(msgspec.Struct, frozen=True):
     """Commits of the branch that the base lacks; None if unknown."""
     limits: BranchLimits | None = None
     """The rule of a protected branch."""
+    way_on: str = "dsv status --fetch"
+    """The command that helps if the branch is gone, or finds that command."""
 
 
 def fetch_position(context: Context, workspace: Workspace, base: CommitId | None) -> None:
@@ -81,7 +85,8 @@ def branch_position(context: Context, workspace: Workspace, base: CommitId | Non
     commit, asked, limits = answer.commit_id, answer.time_ms, answer.limits or None
     if commit is None or answer.deleted:
         position = Position.GONE if answer.deleted else Position.NO_COMMIT
-        return BranchPosition(position, None, asked, limits=limits)
+        way_on = answer.way_on or BranchPosition.way_on
+        return BranchPosition(position, None, asked, limits=limits, way_on=way_on)
     if commit == base:
         return BranchPosition(Position.UP_TO_DATE, commit, asked, 0, 0, limits)
     from dsv.repo.history import distance
@@ -122,6 +127,8 @@ def _forecast(workspace: Workspace, compared: _Compared, branch: BranchPosition,
         paths = format_count(len(compared.baseline.collisions), "path")
         reasons.append(f"{paths} in the way of files that this sparse workspace leaves out")
     before, beside, after = _by_branch(workspace, branch, author, reasons, differs=bool(differences))
+    if compared.baseline.collisions:
+        before = [f"mv {shlex.quote(os.fsdecode(compared.baseline.collisions[0].path))} NAME", *before]
     instead: str | None = None
     sync = "dsv sync" + (_BESIDE if beside else "") + options
     if compared.suspicious is not None:
@@ -164,8 +171,7 @@ def _by_branch(
         before = ["dsv pull"]
     if branch.position is Position.GONE:
         reasons.append(f"branch {name} was deleted or renamed")
-        restore = f"dsv branch --restore {workspace.dataset}@{name}"
-        before = [restore if name != MAIN else f"dsv switch {name}"]  # main is deleted only with its dataset
+        before = [branch.way_on]
     if branch.limits is None or not differs:
         return before, False, []
     from dsv.repo.refs.branches import refused_mover
@@ -236,6 +242,8 @@ def status(
     baseline, differences = compared.baseline, compared.differences
     scan, suspicious, problems = baseline.scan, compared.suspicious, compared.problems
     note_let_go(scan, context.progress)
+    if what := left_out(scan):
+        context.progress.note(f"dsv sync would remove {what}, after a question (or with --yes)")
     save_news(workspace, scan.state)
     branch = branch_position(context, workspace, base)
     names_movers = branch.limits is not None and bool(branch.limits.who)
@@ -303,8 +311,8 @@ def _local_objects(context: Context, workspace: Workspace, url: str) -> Objects:
 
 
 def _restore(compared: _Compared) -> str:
-    """Return the command line that restores missing paths; empty if all of them were only renamed."""
-    differences = compared.differences
-    if frozenset(compared.renamed.values()).issuperset(compared.baseline.scan.missing):
+    """Return the command line that restores missing paths; empty if all of them were only renamed or left out."""
+    differences, scan = compared.differences, compared.baseline.scan
+    if frozenset((*compared.renamed.values(), *scan.ignored_files())).issuperset(scan.missing):
         return ""
     return "dsv restore PATH" if differences.changed or differences.retyped else "dsv restore"

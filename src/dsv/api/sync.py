@@ -16,7 +16,7 @@ from dsv.repo.tree.reader import TreeReader
 from dsv.values.names import BranchName, Rev, Target
 from dsv.values.paths import show
 from dsv.values.progress import Progress
-from dsv.workspace.baseline import check_paths, check_removals, doubts, note_let_go, open_baseline
+from dsv.workspace.baseline import check_paths, check_removals, doubts, left_out, note_let_go, open_baseline
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.publish import Publisher, Synced, adopt_killed_sync
 from dsv.workspace.reupload import Reuploaded, reupload
@@ -80,7 +80,7 @@ class SyncRequest:
     rehash: bool = False
     """Read contents again even if sizes and times are unchanged."""
     confirm: Callable[[str, str], object] = lambda what, dataset: None
-    """Called with the `doubts` about what would be published, if any. Raises if it must not be."""
+    """Called with what a person should know before it is published, if anything. Raises if it must not be."""
 
 
 def sync(context: Context, request: SyncRequest) -> Synced:
@@ -118,8 +118,11 @@ def sync(context: Context, request: SyncRequest) -> Synced:
             done.skipped += scan.problems
             if changed:
                 check_removals(scan, tree, allowed=request.allow_removals)
+                dataset = str(opened.workspace.dataset)
+                if (what := left_out(scan)) and not request.allow_removals:
+                    request.confirm(f"this removes {what} for everybody", dataset)
                 if what := doubts(scan, context.settings.home):
-                    request.confirm(what, str(opened.workspace.dataset))
+                    request.confirm(f"this publishes {what}", dataset)
                 publisher.publish(baseline, done, request.message, jobs=request.jobs)
             if not done.any_change:
                 publisher.name_base()

@@ -49,6 +49,8 @@ class Tracked(msgspec.Struct, frozen=True, omit_defaults=True):
     """The URL of the location where the move was read."""
     limits: BranchLimits | UnsetType | None = UNSET
     """The rule of a protected branch; not set if it was not read."""
+    way_on: str | None = None
+    """The command for a workspace on a deleted branch; None if it is not known."""
 
     @property
     def commit_id(self) -> CommitId | None:
@@ -134,10 +136,12 @@ class Answers:
         entry: RefEntry,
         number: int,
         limits: BranchLimits | UnsetType | None = UNSET,
+        way_on: str | None = None,
     ) -> None:
         """Add the newest move of a branch that was read or made, or its deletion."""
         commit = None if entry.deleted or entry.commit is None else str(entry.commit)
-        self._of(dataset).branches[str(branch)] = Tracked(0, commit, entry.deleted, number, None, limits)
+        answer = Tracked(0, commit, entry.deleted, number, None, limits, way_on)
+        self._of(dataset).branches[str(branch)] = answer
 
     def add_limits(self, dataset: DatasetName, branch: BranchName, limits: BranchLimits | None) -> None:
         """Add the rule of a branch that was read or made."""

@@ -294,8 +294,8 @@ _RULES_FILE = b".dsvignore"
 class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
     """A selection of a dataset's paths. Raises `UsageError` for an invalid line.
 
-    A `.dsvignore` is selected if any path next to it or below may be, so that the rules of the whole dataset
-    apply to files that the workspace adds.
+    A `.dsvignore` is selected at the top, and if any path next to it or below may be, so that the rules of the whole
+    dataset apply to files that the workspace adds.
     """
 
     lines: tuple[str, ...] | None = None
@@ -387,7 +387,7 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         if all_below is not None:
             return all_below
         low, high = b"" if after is None else sort_key(after), sort_key(last)
-        if self._verdict(decider):
+        if self._verdict(decider) or (not folder and low < sort_key(_RULES_FILE) <= high):
             return True
         for rule in self._rules[decider + 1 :]:
             start = sort_key(rule.start)
@@ -418,7 +418,8 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
                 rule.includes is not verdict and rule.may_match_below(folder)
                 for rule in self._rules[decider + 1 :]
             )
-            found = self._folders[folder] = decider, None if mixed else verdict
+            # The rules at the top are there even if nothing else is.
+            found = self._folders[folder] = decider, None if mixed or not (folder or verdict) else verdict
         return found
 
     def _verdict(self, decider: int) -> bool:

@@ -207,9 +207,9 @@ def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: boo
     here = "" if whole else " that this workspace has"
     removed, before = len(scan.missing), base.commit.entries if whole else count_held(scan)
     if before >= MANY and removed * 2 > before:
-        raise _refused(f"{removed:,} of {before:,} paths{here}", str(scan.root))
+        raise _refused(f"{removed:,} of {before:,} paths{here}", scan)
     for top in emptied(scan):
-        raise _refused(f"everything{here} in {top.decode(errors='backslashreplace')}/", str(scan.root))
+        raise _refused(f"everything{here} in {top.decode(errors='backslashreplace')}/", scan)
 
 
 _SECRET = re.compile(
@@ -257,6 +257,15 @@ def note_let_go(scan: WorkspaceScan, progress: Progress) -> None:
     )
 
 
+def left_out(scan: WorkspaceScan) -> str | None:
+    """Return what a sync would remove from the dataset although it is here, because `.dsvignore` leaves it out."""
+    paths = scan.ignored_files()
+    if not paths:
+        return None
+    more = f" and {format_count(len(paths) - 1, 'other path')}" if len(paths) > 1 else ""
+    return f"{show(paths[0])}{more} from the dataset, as .dsvignore leaves {'them' if more else 'it'} out"
+
+
 def emptied(scan: WorkspaceScan) -> list[bytes]:
     """Return the top-level folders of the base that have no files on disk."""
     tops = {path.split(b"/", 1)[0] for path in scan.missing if b"/" in path}
@@ -271,10 +280,15 @@ def emptied(scan: WorkspaceScan) -> list[bytes]:
     return sorted(tops)
 
 
-def _refused(what: str, root: str) -> Conflict:
+def _refused(what: str, scan: WorkspaceScan) -> Conflict:
+    message = (
+        f"this sync would remove {what} from the dataset; if unintended, check the mounts in {scan.root}"
+    )
+    if scan.ignored_files():
+        message = f"this sync would remove {what} from the dataset; if unintended, check .dsvignore"
     return Conflict(
-        f"this sync would remove {what} from the dataset; if unintended, check the mounts in {root}",
-        subject=root,
+        message,
+        subject=str(scan.root),
         hint="dsv status shows what is missing; dsv restore brings it back; dsv sync --allow-removals publishes the "
         "removal",
     )

@@ -235,7 +235,8 @@ class CheckoutPlanner:
         path, after = change.path, change.after
         now = self._disk.entry(path)
         if after is not None and difference(now, after) is not None:
-            hidden = self._disk.hidden_by(path)
+            named = bool(self._goal.paths) or change.before is not None
+            hidden = self._disk.hidden_by(path, absent_too=named)
             if hidden is not None:  # no scan would see what is written, and the next sync would remove it
                 at, reason = hidden
                 conflict = PathConflict(at, ConflictKind.IN_THE_WAY, self._disk.entry(at), after)
@@ -437,11 +438,14 @@ class WorkspaceFiles:
         folder, at = self._find(path)
         return folder is not None and at is not None and _is_folder(folder, at)
 
-    def hidden_by(self, path: bytes) -> tuple[bytes, str] | None:
-        """Return a path, at or above this one, below which no scan sees what is written, and the reason."""
+    def hidden_by(self, path: bytes, *, absent_too: bool = False) -> tuple[bytes, str] | None:
+        """Return a path, at or above this one, below which no scan sees what is written, and the reason. absent_too:
+        also if the rules leave out a path that is not on disk."""
         for way in (path, *folders_above(path)):
             folder, at = self._find(way)
             if folder is not None and at is not None and folder.kinds[at] == IGNORED:
+                return way, "is left out by .dsvignore"
+            if absent_too and at is None and self._scan.ignores(way, directory=way != path):
                 return way, "is left out by .dsvignore"
             if self._scan.unreadable is not None and way in self._scan.unreadable:
                 return way, "can't be read"

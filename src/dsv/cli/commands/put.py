@@ -34,7 +34,7 @@ from dsv.values.units import format_bytes, format_count
 FromFile = Annotated[str | None, option("--from-file LIST", "Read paths from a CSV file; - is stdin.")]
 
 EDIT_RESULT = (
-    "commit parent dataset branch files bytes added changed moved removed any_change dry_run uploaded_bytes "
+    "commit parent dataset branch files bytes added changed moved removed any_change dry_run refused uploaded_bytes "
     "uploaded_objects skipped(path reason) items(path change old)"
 )
 
@@ -321,6 +321,8 @@ def show_edited(call: Call, done: Edited, *, dry_run: bool, more: Mapping[str, o
     elif done.commit is not None:
         call.line(str(done.commit))
     call.say(_summary(done, counts, dry_run))
+    if done.refused is not None:
+        call.warn(f"without --dry-run this is refused: {done.refused}")
 
 
 def _summary(done: Edited, counts: Mapping[str, int], dry_run: bool) -> str:

@@ -32,7 +32,7 @@ from dsv.repo.refs.tags import Tags, named_parts
 from dsv.stores.base import StoreBackend, absent, both, together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
-from dsv.values.units import rfc3339
+from dsv.values.units import format_time
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -85,27 +85,38 @@ def already_there(head: Head, hint: str | None = None) -> Conflict:
 
 def deleted(tombstone: Head) -> NotFound:
     """Return the error for a deleted branch: which user has deleted it, and how to restore it."""
+    what, subject, command, hint = _told(tombstone)
+    who = f"({tombstone.entry.author}, {format_time(tombstone.entry.time_ms)})"
+    return NotFound(f"{what} {who}", subject=subject, hint=hint.replace("{}", command))
+
+
+def way_on(tombstone: Head) -> str:
+    """Return the command for a workspace on a deleted branch: it follows a new name, or brings the branch back."""
+    return _told(tombstone)[2]
+
+
+def _told(tombstone: Head) -> tuple[str, str, str, str]:
+    """Return what happened, its subject, the command that helps, and a hint with {} for the command."""
     action, branch, dataset = Action.parse(tombstone.entry.action), tombstone.branch, tombstone.dataset
     to, old = (renamed(tombstone.entry, which) for which in (RENAMED_TO, RENAMED_FROM))
     subject: str = dataset
     if is_deleted_dataset(tombstone):
-        what = f"dataset {dataset} was deleted"
-        hint = f"dsv datasets --undelete {dataset} brings it back, until gc removes its content"
+        what, command = f"dataset {dataset} was deleted", f"dsv datasets --undelete {dataset}"
+        hint = "{} brings it back, until gc removes its content"
     elif to is not None:
-        what = f"dataset {dataset} was renamed to {to}"
-        hint = f"name it {to}; in a workspace, dsv switch {branch} follows it there"
+        what, command = f"dataset {dataset} was renamed to {to}", f"dsv switch {branch}"
+        hint = f"name it {to}; in a workspace, {{}} follows it there"
     elif old is not None and branch == MAIN:
         what = f"dataset {old} is being renamed to {dataset}"
-        hint = f"if that was interrupted: dsv datasets --rename {old} {dataset} finishes it"
+        command, hint = f"dsv datasets --rename {old} {dataset}", "if that was interrupted: {} finishes it"
     elif action.verb == RENAME and action.message:
         new = action.message.removeprefix(RENAMED_TO).partition(";")[0]
         what, subject = f"branch {branch} of {dataset} was renamed to {new}", branch
-        hint = f"name it {new}; a workspace follows it after dsv switch {new}"
+        command, hint = f"dsv switch {new}", f"name it {new}; a workspace follows it after {{}}"
     else:
         what, subject = f"branch {branch} of {dataset} was deleted", branch
-        hint = f"dsv branch --restore {dataset}@{branch} brings it back"
-    who = f"({tombstone.entry.author}, {rfc3339(tombstone.entry.time_ms)})"
-    return NotFound(f"{what} {who}", subject=subject, hint=hint)
+        command, hint = f"dsv branch --restore {dataset}@{branch}", "{} brings it back"
+    return what, subject, command, hint
 
 
 def refused_mover(limits: BranchLimits, author: str, *, merge: bool) -> str | None:
@@ -475,7 +486,8 @@ class Refs(Tags):
         rule, listed = self._rules.get(branch), self._listed.get(branch)
         has_none = listed is not None and listed.rule is None
         limits = rule.limits if rule is not None else None if has_none else UNSET
-        self.answers.add_branch(head.dataset, head.branch, head.entry, head.number, limits)
+        then = way_on(head) if head.entry.deleted else None
+        self.answers.add_branch(head.dataset, head.branch, head.entry, head.number, limits, then)
         return head
 
     def _read_listed(

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dsv.values.ids import CommitId, FileId
     from dsv.values.progress import Progress
     from dsv.workspace.scan.folder import Folder
+    from dsv.workspace.scan.ignore import IgnoreRules
     from dsv.workspace.scan.state import WorkspaceState
 
 _OWN = -1  # the position of a folder's own entry, as an empty directory
@@ -126,6 +127,8 @@ class WorkspaceScan:
         """Folders that are empty here and not in the base, which has paths in them that are left out here."""
         self.let_go: list[bytes] = []
         """Paths of the base outside the sparse patterns that were here and are no longer."""
+        self.rules: dict[bytes, IgnoreRules] = {}
+        """The rules in force in folders that have a `.dsvignore`."""
         self._device = device
         self._notices = {device: notice(root)}
 
@@ -139,6 +142,23 @@ class WorkspaceScan:
         """Return the paths that were not checked: those that can't be read, and stores and caches."""
         paths = (*self.apart, *(() if self.unreadable is None else self.unreadable.paths))
         return PathSet.of(paths) if paths else None
+
+    def ignores(self, path: bytes, *, directory: bool = False) -> bool:
+        """Return whether the rules on disk leave the path out, whether it is on disk or not."""
+        rules: IgnoreRules | None = None
+        for way in (*reversed([*folders_above(path)]), path):
+            rules = self.rules.get(way.rpartition(b"/")[0], rules)
+            if rules is not None and rules.ignores(way, directory=directory or way != path):
+                return True
+        return False
+
+    def ignored_files(self) -> list[bytes]:
+        """Return paths of the base that are on disk, and that a sync would remove because the rules leave them out."""
+        top = os.fsencode(self.root) + b"/"
+        there = (path for path in self.missing if self.rules and os.path.lexists(top + path))
+        return [
+            path for path in there if self.ignores(path, directory=Path(os.fsdecode(top + path)).is_dir())
+        ]
 
     @property
     def unchanged(self) -> bool:

@@ -23,6 +23,7 @@ from dsv.values.paths import (
     PathSet,
     check_target,
     fold_clashes,
+    folders_above,
     link_escapes,
     show,
     sort_key,
@@ -273,6 +274,7 @@ class _Scanner:
             self._check_links()
         scan.unreadable = PathSet.of(self._unreadable) if self._unreadable else None
         scan.changed_folders.sort(key=sort_key)
+        self._find_clashes()
         scan.problems = [
             self._problems[path] for path in sorted(self._problems, key=sort_key) if scan.scope.touches(path)
         ]
@@ -380,13 +382,22 @@ class _Scanner:
                 reason = _name_fault(names[at], room)
                 if reason is not None and folder.kinds[at] in (*KEPT, DIRECTORY):
                     self._refuse(folder, at, names[at], reason)
-        if plain and (not folder.names.isascii() or len(set(folder.names.lower().split(b"\0"))) < len(names)):
-            kept = [
-                name for name, kind in zip(names, folder.kinds, strict=True) if kind in (*KEPT, DIRECTORY)
-            ]
-            self._scan.clashes += [
-                (folder.path_of(one), folder.path_of(other)) for one, other in fold_clashes(kept)
-            ]
+
+    def _find_clashes(self) -> None:
+        """Note names that differ only in case, in folders with unpublished changes and those above."""
+        changed = set(self._scan.changed_folders)
+        for path in sorted(
+            changed.union(*(folders_above(each) for each in changed), [b""] if changed else [])
+        ):
+            folder = self._state.folder(path)
+            if folder is None or not (folder.names.isascii() or is_utf8(folder.names)):
+                continue
+            names = folder.name_list()
+            if not folder.names.isascii() or len(set(folder.names.lower().split(b"\0"))) < len(names):
+                pairs = zip(names, folder.kinds, strict=True)
+                kept = [name for name, kind in pairs if kind in (*KEPT, DIRECTORY)]
+                clashes = fold_clashes(kept)
+                self._scan.clashes += [(folder.path_of(one), folder.path_of(other)) for one, other in clashes]
 
     def _access(self, folder: Folder, names: list[bytes], descriptor: int) -> None:
         for at in list(folder.unclean()):
@@ -452,6 +463,8 @@ class _Scanner:
                 with about(where):
                     # Ignoring a part of its rules would commit what the user wanted left out.
                     rules = rules.enter(folder.path, ignore.read(descriptor, where, name), name)
+        if rules is not above:
+            self._scan.rules[folder.path] = rules
         return rules
 
     def _lose_unvisited(self, scope: PathSet) -> None:

@@ -6,13 +6,13 @@ import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.edited_tree import EditedTree, as_text
-from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, NotFound, Unsupported, UsageError
 from dsv.format.records import CommitRecord
 from dsv.format.tree import Kind
 from dsv.repo.refs.branches import Head, deleted
@@ -155,6 +155,8 @@ class Edited:
     skipped: tuple[Problem, ...] = ()
     uploaded_bytes: int = 0
     uploaded_objects: int = 0
+    refused: str | None = None
+    """After a dry run: why the edits themselves would be refused."""
 
     def count(self, what: str) -> int:
         return Counter(path.what for path in self.paths)[what]
@@ -207,17 +209,22 @@ def edit_in(
             (*plan.problems, *unread), store.counts.bytes_up, store.counts.won,
         )  # fmt: skip
 
-    if plan.problems and not request.skip_unsupported:
-        raise _refusal(plan.problems, edits)
-    if not request.allow_removals:
-        _check_removals(plan, base, name)
-    if request.dry_run:
-        removed = sum(what is None for _, what in plan.changes)
-        entries = 0 if base is None else base.commit.entries
-        repository.refs.check_mover(head, context.writer.author, removed=removed, entries=entries)
-        return edited(parent, None, bool(plan.changes))
+    try:
+        if plan.problems and not request.skip_unsupported:
+            raise _refusal(plan.problems, edits)
+        if not request.allow_removals:
+            _check_removals(plan, base, name)
+        if request.dry_run:
+            removed = sum(what is None for _, what in plan.changes)
+            entries = 0 if base is None else base.commit.entries
+            repository.refs.check_mover(head, context.writer.author, removed=removed, entries=entries)
+            return edited(parent, None, bool(plan.changes))
+    except (Conflict, Unsupported) as error:
+        if not request.dry_run:
+            raise
+        return replace(edited(parent, None, bool(plan.changes)), refused=error.message)
     if what := plan.doubts(context.settings.home):
-        request.confirm(what, str(dataset))
+        request.confirm(f"this publishes {what}", str(dataset))
     parents, said = () if parent is None else (parent,), (request.message, request.action, request.taken_from)
     draft = Draft(dataset, branch, head, parents, *said, request.author, request.time_ms)
     done = commit_changes(repository, context.writer, draft, base, changes, plan.check_apart)
@@ -272,7 +279,7 @@ def branch_to_edit(
     head = repository.refs.newest(dataset, branch)
     if head is not None and not head.entry.deleted:
         return dataset, branch, head
-    if head is None and create and (branch == MAIN or (any_branch and not repository.refs.exists(dataset))):
+    if head is None and create and (branch == MAIN or not repository.refs.exists(dataset)):
         repository.refs.check_new_dataset(dataset)
         return dataset, branch, None
     if head is None and not repository.refs.exists(dataset):

@@ -28,7 +28,7 @@ from dsv.repo.tree.writer import TreeChange, WrittenTree, write_tree
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.json import LONG_MAX
-from dsv.values.names import BranchName, DatasetName
+from dsv.values.names import MAIN, BranchName, DatasetName
 from dsv.values.paths import link_escapes, show
 from dsv.values.trailers import with_made_by
 
@@ -94,6 +94,9 @@ def commit_changes(
     Raises `Conflict` if gc has fenced this session or is removing a parent, `IntegrityError` if the store lacks a
     parent or a commit that contents are taken from, and `Unsupported` if a symlink would lead out of the dataset.
     """
+    if draft.after is None and draft.branch != MAIN and not repository.refs.exists(draft.dataset):
+        entry = RefEntry.of(writer, repository.clock(), None, "init")
+        repository.refs.move(draft.dataset, MAIN, None, entry)  # no list has a dataset without it
 
     def look() -> Head | None:
         return draft.after if check is None else repository.refs.newest(draft.dataset, draft.branch)

@@ -132,7 +132,8 @@ def test_rules_that_name_committed_files_ask_before_they_remove_them(untagged_pe
     refused = pets("sync", "--yes")
     assert (
         refused.code == 4
-        and "everything in train/ from the dataset; if unintended, check .dsvignore" in refused.err
+        and "everything in train/ from the dataset; if unintended, check .dsvignore and the mounts in"
+        in refused.err
     )
     assert pets.ok("status", "--json").json["next"] == ["dsv sync --allow-removals"]
     assert pets.ok("sync", "--allow-removals", "--json").json["removed"] == 1

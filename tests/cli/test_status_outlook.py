@@ -171,7 +171,7 @@ def test_a_removed_folder_is_restored_unless_its_removal_is_to_be_published(pets
     assert (
         "next: dsv restore\nthen: dsv sync\nor, to publish the removal: dsv sync --allow-removals\n" in said
     )
-    assert "if unintended, check the mounts" in pets("sync").err
+    assert "if unintended, check .dsvignore and the mounts" in pets("sync").err
     follow(pets, found["next"])
     assert sorted(path.name for path in (pets.cwd / "train").iterdir()) == ["1.png", "2.png"]
     assert told(pets)["clean"]

@@ -123,8 +123,7 @@ class Context(msgspec.Struct, frozen=True):
         from dsv.stores.open import local_folder, open_store
 
         choice = self.settings.store(text)
-        folder = local_folder(choice.url)
-        is_absent = folder is not None and not folder.exists()
+        is_absent = (folder := local_folder(choice.url)) is not None and not folder.exists()
         was_there = is_absent and _notes(self, choice.url)[0].exists()
         if was_there and create:
             raise Unreachable(

@@ -20,7 +20,6 @@ from dsv.api.settings import (
     Settings,
     SettingsSource,
     check_key,
-    check_prefer,
     is_engines_key,
     is_key,
     is_name,
@@ -86,8 +85,6 @@ def lasting(key: str, value: str, cwd: Path) -> str:
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
     if key in PARSED:
         parse_setting(Setting(key, value, "the command line"))
-    if key == "prefer":
-        check_prefer(value)
     if key.startswith("pools."):
         _check_pool_setting(key, value)
     last = key.rpartition(".")[2]

@@ -24,8 +24,9 @@ PARSED: Mapping[str, tuple[Callable[[str], int], str]] = {  # how values are par
     "runs.keep_local": (parse_duration, "30d"),
     "metadata.max_size": (parse_size, "512M"),
     "metadata.max_files": (int, "50000"),
+    "prefer": (("cached", "order").index, "order"),
 }
-PLAIN_KEYS = ("store", "cache", "author", "pool", "prefer", *PARSED)
+PLAIN_KEYS = ("store", "cache", "author", "pool", *PARSED)
 STORE_FIELDS = ("url", "endpoint", "region", "profile", "ca_bundle", "names", "mirrors")
 POOL_FIELDS = (
     *("engine", "cache", "out", "gpu_type", "tpu", "tpu_topology", "shm_size", "engine_args"),
@@ -324,12 +325,6 @@ def check_key(key: str) -> None:
     close = get_close_matches(asked, known, 1)
     hint = f"dsv config {close[0]}" if close else f"keys: {', '.join(known)}"
     raise UsageError(f"there is no setting {key}", subject=key, hint=hint)
-
-
-def check_prefer(value: str) -> None:
-    if value not in ("cached", "order"):
-        what = f"the setting prefer must be cached or order, not {value}"
-        raise UsageError(what, subject="prefer", hint="dsv config prefer order")
 
 
 def is_reserved(key: str) -> bool:

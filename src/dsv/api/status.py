@@ -62,8 +62,8 @@ class BranchPosition(msgspec.Struct, frozen=True):
     """Commits of the branch that the base lacks; None if unknown."""
     limits: BranchLimits | None = None
     """The rule of a protected branch."""
-    way_on: str = "dsv status --fetch"
-    """The command that helps if the branch is gone, or finds that command."""
+    way_on: str | None = None
+    """The command that helps if the branch is gone; None if it is not known."""
 
 
 def fetch_position(context: Context, workspace: Workspace, base: CommitId | None) -> None:
@@ -85,8 +85,7 @@ def branch_position(context: Context, workspace: Workspace, base: CommitId | Non
     commit, asked, limits = answer.commit_id, answer.time_ms, answer.limits or None
     if commit is None or answer.deleted:
         position = Position.GONE if answer.deleted else Position.NO_COMMIT
-        way_on = answer.way_on or BranchPosition.way_on
-        return BranchPosition(position, None, asked, limits=limits, way_on=way_on)
+        return BranchPosition(position, None, asked, limits=limits, way_on=answer.way_on)
     if commit == base:
         return BranchPosition(Position.UP_TO_DATE, commit, asked, 0, 0, limits)
     from dsv.repo.history import distance
@@ -171,7 +170,7 @@ def _by_branch(
         before = ["dsv pull"]
     if branch.position is Position.GONE:
         reasons.append(f"branch {name} was deleted or renamed")
-        before = [branch.way_on]
+        before = [branch.way_on or "dsv status --fetch"]
     if branch.limits is None or not differs:
         return before, False, []
     from dsv.repo.refs.branches import refused_mover

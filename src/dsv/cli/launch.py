@@ -15,7 +15,7 @@ from dsv.api.context import Context
 from dsv.api.lock_files import check_receipt, further_data, write_receipt
 from dsv.api.pools import Placing, pools_to_try
 from dsv.api.run import dry_run, recorded_run, run
-from dsv.api.settings import check_prefer
+from dsv.api.settings import parse_setting
 from dsv.cli.call import Call
 from dsv.cli.detach import detach, start_supervisor
 from dsv.cli.failure import failure_json, of_error
@@ -113,9 +113,8 @@ def placing_of(call: Call, typed: RunArguments, context: Context, cache: Path) -
         raise UsageError(
             "a pool has a cache of its own", subject="--cache", hint=f"leave out --cache, or --on {HERE}"
         )
-    if (prefer := call.settings.get("prefer")) is not None:
-        check_prefer(prefer.value)
-    first = Prefer.CACHED if prefer is None else Prefer(prefer.value)
+    prefer = call.settings.get("prefer")
+    first = Prefer.CACHED if prefer is None else list(Prefer)[parse_setting(prefer)]
     return Placing(context, call.around.environ, pools, cache, first, typed.offline)
 
 

@@ -254,9 +254,11 @@ def under_way(state: Path) -> list[UnderWay]:
 
 
 def check_name_free(state: Path, name: str | None, run: RunId | None = None) -> None:
-    """Raises `Conflict` if another run of this name is under way on this machine."""
+    """Raises `Conflict` if another run of this name is under way on this machine. The mark of `run` is then removed."""
     for each in under_way(state) if name is not None else ():
         if each.record.name == name and each.run != run and each.owner.process.fate() is Fate.ALIVE:
+            if run is not None:
+                (state / "running" / run).unlink(missing_ok=True)
             raise Conflict(
                 f"the name {name} is in use by run {each.run}, which is under way",
                 subject=name,
@@ -308,11 +310,7 @@ class RunRecords:
             if must:
                 raise as_error(error, self.marks.folder) from error
         if not self.under_way:
-            try:
-                check_name_free(self.marks.state, record.name, record.run)
-            except Conflict:
-                self.marks.remove(record.run)
-                raise
+            check_name_free(self.marks.state, record.name, record.run)
         self.under_way = True
 
     def begin(self, record: RunRecord) -> None:

@@ -207,9 +207,9 @@ def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: boo
     here = "" if whole else " that this workspace has"
     removed, before = len(scan.missing), base.commit.entries if whole else count_held(scan)
     if before >= MANY and removed * 2 > before:
-        raise _refused(f"{removed:,} of {before:,} paths{here}", scan)
+        raise _refused(f"{removed:,} of {before:,} paths{here}", str(scan.root))
     for top in emptied(scan):
-        raise _refused(f"everything{here} in {top.decode(errors='backslashreplace')}/", scan)
+        raise _refused(f"everything{here} in {top.decode(errors='backslashreplace')}/", str(scan.root))
 
 
 _SECRET = re.compile(
@@ -280,15 +280,10 @@ def emptied(scan: WorkspaceScan) -> list[bytes]:
     return sorted(tops)
 
 
-def _refused(what: str, scan: WorkspaceScan) -> Conflict:
-    message = (
-        f"this sync would remove {what} from the dataset; if unintended, check the mounts in {scan.root}"
-    )
-    if scan.ignored_files():
-        message = f"this sync would remove {what} from the dataset; if unintended, check .dsvignore"
+def _refused(what: str, root: str) -> Conflict:
     return Conflict(
-        message,
-        subject=str(scan.root),
+        f"this sync would remove {what} from the dataset; if unintended, check .dsvignore and the mounts in {root}",
+        subject=root,
         hint="dsv status shows what is missing; dsv restore brings it back; dsv sync --allow-removals publishes the "
         "removal",
     )

@@ -32,8 +32,6 @@ from dsv.workspace.sync_journal import SyncJournal
 from dsv.workspace.workspace import StartedCommand, restored
 from dsv.workspace.write import CommitContents, FileWriter
 
-_UNIGNORE = "change .dsvignore first, or move what is there away: the next sync would remove it for everybody"
-
 
 def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
     """Refuse a tree with symlinks that lead out of it, or with names that would overwrite each other here.
@@ -72,7 +70,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Checkout
             subject=str(scan.root),
             hint=goal.hint
             if any(" by .dsvignore" not in reason for _, reason in plan.conflicts)
-            else _UNIGNORE,
+            else "change .dsvignore first, or move what is there away: the next sync would remove it for everybody",
             without_effect=goal.choices.without_effect(paths),
         )
     if objects.access.copy_of is not None:  # a missing content is an error before the first file is written

@@ -47,11 +47,8 @@ def init(
     call.result(made, workspace=made.root, branch="main")
     call.line(f"{made.root} is bound to the new dataset {made.dataset} in {made.store}")
     if call.settings.store().origin == BUILT_IN:
-        seen = (
-            "so only you can see it"
-            if not Path(made.store).stat().st_mode & 0o077
-            else "and others may read it"
-        )
+        is_open = Path(made.store).stat().st_mode & 0o077
+        seen = "and others may read it" if is_open else "so only you can see it"
         call.say(f"this store is in your home folder, {seen}. To share the data, choose another store first:")
         binding = shlex.quote(f"{made.root}/.dsv")
         call.say(

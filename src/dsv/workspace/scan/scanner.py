@@ -386,9 +386,8 @@ class _Scanner:
     def _find_clashes(self) -> None:
         """Note names that differ only in case, in folders with unpublished changes and those above."""
         changed = set(self._scan.changed_folders)
-        for path in sorted(
-            changed.union(*(folders_above(each) for each in changed), [b""] if changed else [])
-        ):
+        above = map(folders_above, changed)
+        for path in sorted(changed.union(*above, [b""] if changed else [])):
             folder = self._state.folder(path)
             if folder is None or not (folder.names.isascii() or is_utf8(folder.names)):
                 continue
@@ -396,8 +395,7 @@ class _Scanner:
             if not folder.names.isascii() or len(set(folder.names.lower().split(b"\0"))) < len(names):
                 pairs = zip(names, folder.kinds, strict=True)
                 kept = [name for name, kind in pairs if kind in (*KEPT, DIRECTORY)]
-                clashes = fold_clashes(kept)
-                self._scan.clashes += [(folder.path_of(one), folder.path_of(other)) for one, other in clashes]
+                self._scan.clashes += [(folder.path_of(a), folder.path_of(b)) for a, b in fold_clashes(kept)]
 
     def _access(self, folder: Folder, names: list[bytes], descriptor: int) -> None:
         for at in list(folder.unclean()):

@@ -28,7 +28,7 @@ from dsv.values.names import DatasetName
 def init(
     call: Call,
     dataset: str | None = argument("[DATASET]"),
-    single_writer: bool = option("--single-writer", "Accept a store without put-if-absent.", hidden=True),
+    single_writer: bool = option("--single-writer", "Accept a store without put-if-absent."),
     names: Names = None,
     author: Author = None,
 ) -> None:

@@ -1,10 +1,14 @@
-"""The pages in a real Chromium: wide and narrow, light and dark, with and without scripts, from disk and over HTTP."""
+"""The pages in a real Chromium: wide and narrow, light and dark, with and without scripts, from disk and over HTTP.
+And from disk in a real Firefox, which judges `file:` in another way."""
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
+import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +19,7 @@ import pytest
 
 from tests.cli.test_site import HOSTILE, png
 from tests.kit.dsv import Dsv, write_files
+from tests.waiting import PATIENCE, until
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -136,3 +141,83 @@ def test_axe_finds_nothing(pages: Path, chromium: Any, scheme: str) -> None:
         found = axe.run(tab).response["violations"]
         assert not found, (path.name, [(each["id"], each["nodes"][0]["html"]) for each in found])
     context.close()
+
+
+class Firefox:
+    """A Firefox without a window, by the protocol that is built into it."""
+
+    def __init__(self, profile: Path) -> None:
+        self._port = profile / "MarionetteActivePort"
+        (profile / "user.js").write_text('user_pref("marionette.port", 0);')
+        argv = ["firefox-esr", "--headless", "--no-remote", "--marionette", "--profile", str(profile)]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(argv, env={**os.environ, "HOME": str(profile)}, **quiet)  # type: ignore[call-overload]
+        self._sent = 0
+
+    def begin(self) -> None:
+        until(lambda: self._port.exists() and self._port.read_text(), "Firefox")
+        self._socket = socket.create_connection(("127.0.0.1", int(self._port.read_text())), PATIENCE)
+        self._answers = self._socket.makefile("rb")
+        self._answer()
+        self.ask("WebDriver:NewSession")
+
+    def _answer(self) -> Any:
+        length = b""
+        while (digit := self._answers.read(1)) != b":":
+            length += digit
+        return json.loads(self._answers.read(int(length)))
+
+    def ask(self, command: str, **values: object) -> Any:
+        self._sent += 1
+        order = json.dumps([0, self._sent, command, values])
+        self._socket.sendall(f"{len(order)}:{order}".encode())
+        _, _, error, answer = self._answer()
+        assert error is None, error
+        return answer
+
+    def run(self, script: str) -> Any:
+        return self.ask("WebDriver:ExecuteAsyncScript", script=script, args=[])["value"]
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+
+@pytest.fixture
+def firefox(tmp_path: Path) -> Iterator[Firefox]:
+    if shutil.which("firefox-esr") is None and not IS_NEEDED:
+        pytest.skip("needs firefox (apt install firefox-esr)")
+    started = Firefox(tmp_path)
+    try:
+        started.begin()
+        yield started
+    finally:
+        started.end()
+
+
+LOADED = """
+const [done] = arguments, images = [...document.images].map((image) => (image.loading = "eager", image.decode()));
+Promise.all(images).then(() => done([
+  getComputedStyle(document.querySelector("header")).borderBottomStyle,
+  document.querySelectorAll("table.table").length === 0 || document.querySelectorAll("th button").length > 0,
+  document.documentElement.scrollWidth <= innerWidth,
+]), (error) => done(String(error)));
+"""
+FORBIDDEN = """
+const [done] = arguments, seen = [];
+document.addEventListener("securitypolicyviolation", (event) => {
+  seen.push(event.effectiveDirective);
+  if (seen.length === 2) done([...seen, document.title]);
+});
+const add = (name, fields) => document.body.append(Object.assign(document.createElement(name), fields));
+add("script", { textContent: "document.title = 'changed'" });
+add("img", { src: "http://127.0.0.1:9/image.png" });
+"""
+
+
+def test_firefox_shows_the_same_and_keeps_the_policy(pages: Path, firefox: Firefox) -> None:
+    firefox.ask("WebDriver:SetWindowRect", width=390, height=800)
+    for path in sorted(pages.rglob("*.html")):
+        firefox.ask("WebDriver:Navigate", url=path.as_uri())
+        assert firefox.run(LOADED) == ["solid", True, True], path
+    assert sorted(firefox.run(FORBIDDEN)) == sorted(["script-src-elem", "img-src", "Runs"])

@@ -35,6 +35,7 @@ def test_the_tour_is_whole_and_leaves_nothing(visitor: Dsv) -> None:
     document = json.loads(result.out)
     assert_documented("demo", document)
     typed = [item["command"] for item in document["items"]]
+    assert "dsv-demo-pages-" in typed[-1] and document["items"][-1]["output"].endswith("/index.html\n")
     names = {line.split()[1] for line in typed if line.startswith("dsv ")}
     assert {
         "init",

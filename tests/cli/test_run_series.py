@@ -131,6 +131,26 @@ def test_a_plot_of_extreme_values() -> None:
     ]  # fmt: skip
 
 
+def test_a_job_may_write_millions_of_lines_that_are_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr("dsv.run.series._parsed", lambda line: parsed.append(line) or {})
+    curves = Curves()
+    curves.take(b"\n" * 10_000 + b"epoch 1\n" * 10_000 + b'  {"loss": 1}\n' + b"[1]\n\xff\n")
+    assert parsed == [b'  {"loss": 1}']
+
+
+def test_what_a_series_takes_of_odd_lines() -> None:
+    curves = Curves()
+    curves.take(b'{"step": -5, "a": 1}\n{"step": NaN, "a": Infinity}\n{"step": "x", "a": true}\n{"a"')
+    curves.take(b': 1e400}\n{"a": ' + b"9" * 5_000 + b'}\n{"b":' * 3_000 + b"\n" + b"x" * 300_000)
+    curves.take(b'\n{"step": 1e300, "a": 5, "\\u001b[31m": 2}\r\n{"\\ud800": 1}\n{"a": 1} {"a": 2}\n')
+    series = json.loads(curves.encode(Masker()))["series"]
+    assert series["a"] == {"points": [[-5, 1], [1e300, 5]], "of": 2, "last": 5} and set(series) == {
+        "a",
+        "\x1b[31m",
+    }
+
+
 def test_a_node_puts_metrics_until_its_command_ends(pets: Dsv) -> None:
     out, go = pets.home / "out", pets.home / "go"
     out.mkdir()

@@ -239,7 +239,8 @@ def test_hostile_files_end_no_page(dsv: Dsv) -> None:
     from pyarrow import parquet
 
     large = pyarrow.table({"text": ["x" * (100 << 20)], "n": [1]})
-    parquet.write_table(large, dsv.cwd / "large.parquet", compression="zstd")
+    (dsv.cwd / "a").mkdir()  # the first folder: a page shows few tables
+    parquet.write_table(large, dsv.cwd / "a/large.parquet", compression="zstd")
     write_files(dsv.cwd, {
         "bomb.png": bomb(), "not.png": b"<svg onload=alert(1)>", "drawn.svg": b"<svg onload='alert(1)'/>",
         "good.png": png(),
@@ -257,6 +258,9 @@ def test_hostile_files_end_no_page(dsv: Dsv) -> None:
     assert len(list((root / "images").iterdir())) == 1  # good.png
     assert "it has 30,000" in text or "pixels" in text
     assert "40 of 500 columns" in text
+    assert "cannot identify image file" in text and "<_io" not in text  # an address would be new each time
+    assert "Its first row group is not read: it has more than 67.1 MB" in text
+    assert ["text", "string", "–", ""] in cells(path)
     assert "<script>alert(1)</script>" in text and ("script", {}) not in Elements(path).found
 
 
@@ -268,6 +272,22 @@ def test_a_decoder_that_ends_is_started_anew(monkeypatch: pytest.MonkeyPatch) ->
         assert "memory" in decoder.ask(Order("thumbnail", b"a.png", enormous.getvalue())).error
         made = decoder.ask(Order("thumbnail", b"b.png", png()))
         assert Image.open(io.BytesIO(made.image)).size == (128, 128)  # enlarged
+
+
+def test_a_run_shows_the_curves_of_its_metrics(shapes: Dsv) -> None:
+    steps = [(1, 0.5), (9, 0.25), (3, 0.125)]  # it went back
+    lines = "".join(f'{{"step": {step}, "loss": {loss}, "\\u202ex": 1}}\n' for step, loss in steps)
+    job = f"printf %s '{lines}' > \"$DSV_OUT/metrics.jsonl\""
+    assert shapes.process("run", "shapes@v1", "--name", "fit", "--", "sh", "-c", job).code == 0
+    fit = page(site(shapes), "fit")
+    labels = [about["aria-label"] for tag, about in Elements(fit).found if tag == "svg"]
+    assert labels[0] == "loss: from 0.5 (1) to 0.125 (3), least 0.125, most 0.5"
+    assert labels[1].startswith(r"&#39;\u202ex&#39;: ") or labels[1].startswith(r"'\u202ex': ")
+    [way] = re.findall(r'class="line" d="M([^"]*)"', fit.read_text("utf-8"))[:1]
+    assert way == "2.0 2.0L438.0 60.0L111.0 89.0", "each point is in the drawing"
+    fit.unlink()
+    shapes.ok("runs", "fit", "--html", str(fit))
+    assert "loss: from 0.5" in fit.read_text("utf-8")
 
 
 @pytest.mark.parametrize("form", ["I;16", "RGBA", "P", "1", "F", "CMYK", "LA"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from dsv.site.drawings import scaled
+
 _ROWS = 16
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bits of a Braille character."""
@@ -23,7 +25,8 @@ def plot(points: Sequence[tuple[float, float]], columns: int, *, braille: bool) 
     labels = [f"{max(values):.6g}", *[""] * (_ROWS - 2), f"{min(values):.6g}"]
     margin = max(map(len, labels))
     across, down = max(columns - margin - 2, 10), _ROWS * tall - 1
-    places = list(zip(_scaled(steps, across * wide - 1), _scaled(values, down), strict=True))
+    scales = scaled(steps, across * wide - 1), scaled(values, down)
+    places = list(zip(*(map(round, scale) for scale in scales), strict=True))
     cells = [[0] * across for _ in range(_ROWS)]
     for (x, y), (to_x, to_y) in pairwise([places[0], *places]):
         count = max(abs(to_x - x), abs(to_y - y), 1)
@@ -36,9 +39,3 @@ def plot(points: Sequence[tuple[float, float]], columns: int, *, braille: bool) 
     lines = [f"{label:>{margin}} |{row}".rstrip() for label, row in zip(labels, rows, strict=True)]
     first, last = f"{min(steps):.10g}", f"{max(steps):.10g}"
     return [*lines, " " * (margin + 2) + first + last.rjust(max(across - len(first), len(last) + 1))]
-
-
-def _scaled(values: Sequence[float], most: int) -> list[int]:
-    """Return whole numbers from 0 to `most`. Halves, because a difference may be larger than any number."""
-    least, room = min(values) / 2, max(values) / 2 - min(values) / 2
-    return [round((value / 2 - least) / room * most) if room else most // 2 for value in values]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
-from dsv.cli.output import GAP, Column, Painted, first, local_time
+from dsv.cli.output import GAP, Column, Painted, first, local_time, shortened
 from dsv.cli.terminal import Style, width
 from dsv.errors import NotFound
 from dsv.run.listing import RunView, as_text, sort_order
@@ -95,7 +95,7 @@ def _add_columns(
 ) -> list[str]:
     """Add a column for each key, on a terminal those that fit. Return the titles of the others."""
     keys = list(cells)
-    titles = {key: _title(key, keys) for key in keys}
+    titles = {key: shortened(_title(key, keys), _WIDEST) for key in keys}
     shown = keys
     if call.around.stdout_is_terminal:
         room = call.around.columns() - _wide(columns, rows)
@@ -123,7 +123,7 @@ def _best_marked(key: str, values: Sequence[Json], cells: Sequence[str]) -> Sequ
 
 def _tell_hidden(call: Call, hidden: Sequence[str]) -> None:
     if hidden:
-        named = [title[:_WIDEST] for title in hidden[:_HIDDEN_NAMED]]
+        named = list(hidden[:_HIDDEN_NAMED])
         named += [f"and {len(hidden) - _HIDDEN_NAMED} more"] if len(hidden) > _HIDDEN_NAMED else []
         call.say(f"Hidden columns: {', '.join(named)} (see --csv)")
 

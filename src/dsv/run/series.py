@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -130,12 +130,9 @@ class Curves:
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[: _LINE + 1]  # enough to know that it is too long
         for line in lines:
-            try:
-                values = _parsed(line) if len(line) <= _LINE else None
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(values, dict):
-                self._add(values)
+            if len(line) <= _LINE and line.lstrip()[:1] == b"{":  # a job may write millions of other lines
+                with suppress(ValueError, RecursionError):
+                    self._add(_parsed(line))
 
     def _add(self, values: dict[str, Json]) -> None:
         step = _number(values.pop("step", None))
@@ -154,11 +151,13 @@ class Curves:
                 self._curves[name].add(step, number)
 
 
-def _parsed(line: bytes) -> Json:
+def _parsed(line: bytes) -> dict[str, Json]:
     try:
-        return msgspec.json.decode(line)
-    except msgspec.DecodeError:  # as of a NaN
-        return parse_json(line.decode())
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        if b"NaN" not in line and b"Infinity" not in line:
+            raise
+        return cast("dict[str, Json]", parse_json(line.decode()))
 
 
 def _number(value: Json) -> _Number | None:

@@ -115,12 +115,13 @@ def _head(order: Order) -> list[Block]:
     import pyarrow
     from pyarrow import csv, parquet
 
-    is_cut, path = len(order.data) < order.whole, name(order.path)
+    is_cut, is_large, path = len(order.data) < order.whole, False, name(order.path)
     if table_format(order.path) == "parquet":
         file = parquet.ParquetFile(pyarrow.BufferReader(order.data))
         names, total = file.schema_arrow.names, file.metadata.num_rows
-        small = file.num_row_groups and file.metadata.row_group(0).total_byte_size <= MOST_GROUP
-        read = file.read_row_group(0, columns=names[:_COLUMNS]) if small else file.schema_arrow.empty_table()
+        groups = [*range(file.num_row_groups)][:1]
+        is_large = any(file.metadata.row_group(at).total_byte_size > MOST_GROUP for at in groups)
+        read = file.read_row_groups([] if is_large else groups, columns=names[:_COLUMNS])
     else:
         data = order.data[: order.data.rfind(b"\n") + 1] if is_cut else order.data
         delimiter = "\t" if table_format(order.path) == "tsv" else ","
@@ -130,10 +131,14 @@ def _head(order: Order) -> list[Block]:
         names, total = read.schema.names, None if is_cut else read.num_rows
     read = read.slice(0, _COUNTED)
     columns = list(zip(read.schema, read.columns, strict=True))[:_COLUMNS]
-    about = [cells(of.name, str(of.type), column.null_count, _values(column)) for of, column in columns]
+    counted = [("–", "") if is_large else (column.null_count, _values(column)) for _, column in columns]
+    about = [cells(of.name, str(of.type), *some) for (of, _), some in zip(columns, counted, strict=True)]
     rows = [cells(*(_cell(column[row]) for _, column in columns)) for row in range(min(_ROWS, len(read)))]
     note = f"Counted in {len(read):,}{'' if total is None else f' of {total:,}'} rows"
     note += f" (the first {format_bytes(len(order.data))} of {format_bytes(order.whole)})" if is_cut else ""
+    note = (
+        f"Its first row group is not read: it has more than {format_bytes(MOST_GROUP)}" if is_large else note
+    )
     heads, named = ("column", "kind", "missing>", "values"), cells(*(of.name for of, _ in columns))
     return [
         show.table(f"Table {path}", heads, about, "columns", total=len(names), note=note),
@@ -202,7 +207,9 @@ def _answered(order: Order) -> Answer:
     except MemoryError:
         return Answer(error="it takes too much memory")
     except Exception as error:  # noqa: BLE001 (a decoder may raise anything)
-        return Answer(error=cut(str(error).partition("\n")[0] or type(error).__name__, 120))
+        return Answer(
+            error=cut(str(error).partition("\n")[0].partition(" <_io")[0] or type(error).__name__, 120)
+        )
 
 
 def main() -> None:

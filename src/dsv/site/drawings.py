@@ -16,17 +16,21 @@ def _rect(x: float, y: float, width: float, height: float) -> str:
     return f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h{-width:.1f}z"
 
 
+def scaled(values: Sequence[float], most: float) -> list[float]:
+    """Return numbers from 0 to `most`. Halves, because a difference may be larger than any number."""
+    least, room = min(values) / 2, max(values) / 2 - min(values) / 2
+    return [(value / 2 - least) / room * most if room else most / 2 for value in values]
+
+
 def line(title: str, points: Sequence[tuple[float, float]], shown: Callable[[float], str], wide: int = 440,
          high: int = 120) -> Drawing:  # fmt: skip
     """Draw values by time (milliseconds since 1970), or by step. The label says where the line begins and ends."""
-    (first, begun), (last, ended) = points[0], points[-1]
-    least, most = min(y for _, y in points), max(y for _, y in points)
-    low, step = min(0.0, least), (wide - 4) / ((last - first) or 1.0)
-    unit = (high - 4) / ((most - low) or 1.0)
-    way = "L".join(f"{2 + (x - first) * step:.1f} {high - 2 - (y - low) * unit:.1f}" for x, y in points)
-    begin, end = (format_time(x)[:10] if x > 1e11 else f"{x:g}" for x in (first, last))
-    ends = f"from {shown(begun)} ({begin}) to {shown(ended)} ({end})"
-    label = f"{title}: {ends}, least {shown(least)}, most {shown(most)}"
+    steps, values = [x for x, _ in points], [y for _, y in points]
+    places = zip(scaled(steps, wide - 4), scaled([0.0, *values], high - 4)[1:], strict=True)
+    way = "L".join(f"{2 + x:.1f} {high - 2 - y:.1f}" for x, y in places)
+    begin, end = (format_time(x)[:10] if x > 1e11 else f"{x:g}" for x in (steps[0], steps[-1]))
+    ends = f"from {shown(values[0])} ({begin}) to {shown(values[-1])} ({end})"
+    label = f"{title}: {ends}, least {shown(min(values))}, most {shown(max(values))}"
     shapes = SvgShape("area", f"M{way}V{high}H2Z"), SvgShape("line", f"M{way}")
     return Drawing(label, wide, high, shapes, "plot")
 

@@ -52,9 +52,9 @@ def overview_of(source: Source) -> Page:
         blocks.append(show.facts("Store", [*parts, ("Lost objects", lost)]))
     notes, damage = [error.message for error in source.problems[:20]], read_damage(source.repository)
     if damage is not None and (damage.packs or damage.objects or damage.missing):
-        packs, objects = len(damage.packs), len(damage.objects) + len(damage.missing)
-        what = f"{format_count(packs, 'pack')} and {format_count(objects, 'object')}"
-        notes.insert(0, f"The store is damaged: {what}. dsv verify lists what was lost.")
+        what = f"{format_count(len(damage.packs), 'pack')} and {format_count(len(damage.objects), 'object')}"
+        gone = f"{format_count(len(damage.missing), 'object')} lost" if damage.missing else "no data lost"
+        notes.insert(0, f"dsv verify has found damage: {what}; {gone}")
     return Page("Datasets", blocks, under=space.url, notes=tuple(notes))
 
 

@@ -13,8 +13,8 @@ from dsv.site.source import RUN_HEADS, PageLinks, Source, result_cell
 from dsv.values.json import Json, flattened
 from dsv.values.units import format_bytes, format_count, format_duration
 
-_KEYS, _DRAWINGS, _STEPS = 40, 12, 1_000
-"""Columns of parameters and metrics, drawings, and points of a curve."""
+_KEYS, _DRAWINGS = 40, 12
+"""Columns of parameters and metrics, and drawings."""
 _ELSEWHERE = {"params", "metrics", "data", "started", "ended", "command", *RunRecord.keys("not shown")}
 """Keys of a record that a page shows in another way, or that are for programs."""
 
@@ -30,20 +30,12 @@ def _cell(key: str, value: Json, most: int = show.LONGEST_CELL, best: float | No
     return number(value, f"{text} ★", "best") if value == best else number(value, text)
 
 
-def _points(value: Json) -> list[tuple[float, float]]:
-    """Return the points of a curve, if the value of a metric is a list of numbers."""
-    steps = value if isinstance(value, list | tuple) and len(value) > 1 else ()
-    if not all(isinstance(y, int | float) for y in steps):
-        return []
-    return [(float(step), float(y)) for step, y in enumerate(steps, 1)][:: len(steps) // _STEPS + 1]
-
-
 def runs_of(source: PageLinks, chosen: Sequence[RunView], total: int = 0) -> Page:
     """total: of all runs, if these are not all."""
     views, total = chosen[: show.ROWS], total or len(chosen)
     records = [(view.record.params, view.record.metrics or {}) for view in views]
     values = [flattened(params, "params.") | flattened(metrics, "metrics.") for params, metrics in records]
-    every = {key: None for of_run in values for key in of_run if not _points(of_run[key])}
+    every = {key: None for of_run in values for key in of_run}
     keys, heads, best = sorted(every, key="params.".__gt__)[:_KEYS], list[Cell | str](RUN_HEADS), {}
     for key in keys:
         known = [of_run[key] for of_run in values if of_run.get(key) is not None]
@@ -65,7 +57,7 @@ def runs_of(source: PageLinks, chosen: Sequence[RunView], total: int = 0) -> Pag
 
 def run_of(source: Source, view: RunView, other: RunView | None) -> Page:
     """other: one to compare it with."""
-    record, metrics = view.record, flattened(view.record.metrics or {})
+    record = view.record
     command = Cell(cut(as_text(list(record.command)), 2_000), look="code")
     data = [(source.to_commit(of.dataset, of.commit), of) for of in record.data]
     links = [
@@ -80,17 +72,19 @@ def run_of(source: Source, view: RunView, other: RunView | None) -> Page:
     if into is not None and into.commit is not None:
         about.append(("Made", source.to_commit(into.dataset, into.commit)))
     blocks = [show.facts("About", about)]
-    for title, values in (("Metrics", metrics), ("Parameters", flattened(record.params))):
-        rows = [(name(key), _cell("", value)) for key, value in values.items() if not _points(value)]
+    for title, values in (("Metrics", record.metrics or {}), ("Parameters", record.params)):
+        rows = [(name(key), _cell("", value)) for key, value in flattened(values).items()]
         blocks += [show.facts(title, rows[: show.ROWS])] if rows else []
-    lists = [(name(key), points) for key, value in metrics.items() if (points := _points(value))]
-    curves = [drawings.line(key, points, "{:.4g}".format) for key, points in lists[:_DRAWINGS]]
+    known = {name(key): curve.points for key, curve in source.series(record).items() if curve.points}
+    curves = [drawings.line(key, known[key], "{:.4g}".format) for key in list(known)[:_DRAWINGS]]
     blocks += [show.plots("Curves", curves)] if curves else []
-    blocks += show.left_out(len(curves), len(lists), "curves")
+    blocks += show.left_out(len(curves), len(known), "curves")
     blocks += [] if other is None else [_beside(source, view, other)]
     kept = flattened({key: value for key, value in view.item().items() if key not in _ELSEWHERE})
-    known = [item for item in kept.items() if item[1] not in (None, "", [], (), {})][: show.ROWS]
-    blocks.append(show.facts("Record", [(key, _cell(key, value, 2_000)) for key, value in known]))
+    rows = [
+        (key, _cell(key, value, 2_000)) for key, value in kept.items() if value not in (None, "", [], (), {})
+    ]
+    blocks.append(show.facts("Record", rows[: show.ROWS]))
     above = Cell("Runs", show.RUNS), source.to_dataset(record.dataset)
     return Page(record.name or record.run, blocks, above, f"run {record.run} on {record.dataset}")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from dsv.api.context import Context
 from dsv.api.log import names_by_commit
 from dsv.api.runs import Runs
-from dsv.errors import DsvError, IntegrityError
+from dsv.errors import DsvError, IntegrityError, Unsupported
 from dsv.format.locator import Location
 from dsv.format.records import CommitRecord, TagValue
 from dsv.format.tree import Entry
@@ -20,8 +21,9 @@ from dsv.repo.expiry import read_expiry
 from dsv.repo.history import KeptParents
 from dsv.repo.refs.branches import Head
 from dsv.run.listing import RunQuery, RunView, each_run
-from dsv.run.record import RunRecord, RunState
+from dsv.run.record import SERIES, RunRecord, RunState
 from dsv.run.result import result_text
+from dsv.run.series import Series, series_of
 from dsv.site.blocks import Block, Cell, Page, Row, cells, image_of, name, page_of, table, took, when
 from dsv.site.decoding import Decoder, Order
 from dsv.site.drawings import bar
@@ -131,7 +133,10 @@ class Source(PageLinks):
         early, skipped = opened.marks.known(), self.problems.append
         views = RunQuery().choose(each_run(opened.runs, opened.spool, None, early=early, skipped=skipped))
         views = [view for view in views if view.record.dataset in self.histories]
-        self.all_runs, self.runs = len(views), views[:_MOST_RUNS]
+        self.all_runs, self.runs = len(views), opened.with_series(views[:_MOST_RUNS], ended=False)
+        self._measured = {
+            (stored.dataset, stored.run) for stored in opened.runs.listing() if SERIES in stored.parts
+        }
         self.runs_on = defaultdict[CommitId, list[RunView]](list)
         for view in self.runs:
             for commit in {data.commit for data in view.record.data}:
@@ -153,6 +158,14 @@ class Source(PageLinks):
         freed = {commit for commit, is_freed in self.histories[dataset].expired.items() if is_freed}
         kept = KeptParents(self.objects, freed).of(self.objects.commit(commit), first_only=True)
         return kept[0] if kept else None
+
+    def series(self, record: RunRecord) -> Mapping[str, Series]:
+        """Return the curves of a run, or of the run whose result it has."""
+        run = record.hit_of or (record.dataset, record.run)
+        with suppress(IntegrityError, Unsupported):
+            if not record.state.is_terminal or run in self._measured:
+                return series_of(self.repository.store, *run)
+        return {}
 
     def read(self, files: Iterable[Located], most: int) -> Iterator[tuple[Entry, bytes | None]]:
         """Yield files with at most the first bytes of each; None for one that is erased, or can't be read."""

@@ -22,13 +22,13 @@ class Served:
 
     def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
         self.process, self.address = process, urlsplit(address)
-        self.cookie = ""
+        self.cookie, self.folder = "", self.address.path.rstrip("/")
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
         assert self.address.port is not None
         connection = http.client.HTTPConnection("127.0.0.1", self.address.port, timeout=PATIENCE)
         sent = {"Host": f"127.0.0.1:{self.address.port}", "Cookie": self.cookie, **headers}
-        connection.request(method, path, headers=sent)
+        connection.request(method, self.folder + path, headers=sent)
         response = connection.getresponse()
         response.text = response.read().decode("utf-8", "replace")  # type: ignore[attr-defined]
         connection.close()
@@ -57,7 +57,10 @@ def test_only_who_has_the_token_is_answered(served: tuple[Dsv, Served]) -> None:
     assert server.ask("/?token=wrong").status == 403 and server.ask("/?token=%ff").status == 403
     first = server.ask(f"/?{server.address.query}")
     cookie = first.headers["Set-Cookie"]
-    assert (first.status, first.headers["Location"]) == (303, "/") and "HttpOnly" in cookie
+    assert (first.status, first.headers["Location"]) == (303, f"{server.folder}/")
+    assert {"HttpOnly", "SameSite=lax", f"Path={server.folder}/"} <= set(
+        cookie.split("; ")
+    )  # a host's ports share it
     server.cookie = cookie.partition(";")[0]
     for host in ("example.org", f"example.org:{server.address.port}", "127.0.0.1"):
         assert server.ask("/", Host=host).status == 421
@@ -67,6 +70,9 @@ def test_only_who_has_the_token_is_answered(served: tuple[Dsv, Served]) -> None:
     assert page.status == 200 and "shapes" in page.text  # type: ignore[attr-defined]
     assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
     assert page.headers["X-Content-Type-Options"] == "nosniff" and page.headers["Cache-Control"] == "no-store"
+    server.folder, folder = "", server.folder
+    assert server.ask("/").status == server.ask(f"/?{server.address.query}").status == 404
+    server.folder = folder
     assert server.ask("/", "HEAD").text == ""  # type: ignore[attr-defined]
 
 

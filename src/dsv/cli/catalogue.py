@@ -118,14 +118,9 @@ def has_colour(environ: Mapping[str, str]) -> bool:
 
 def with_headings(text: str) -> str:
     """Return a help page with bold headings."""
-    lines = text.split("\n")
-    for number, line in enumerate(lines):
-        head = (
-            "Usage:" if line.startswith("Usage:") else line if line[:1].isalpha() and line[-1] == ":" else ""
-        )
-        if head:
-            lines[number] = f"\x1b[1m{head}\x1b[0m{line[len(head) :]}"
-    return "\n".join(lines)
+    import re
+
+    return re.sub(r"^(?:Usage:|[A-Za-z].*:$)", "\x1b[1m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
 
 
 def _row(name: str, text: str, room: int, width: int) -> str:

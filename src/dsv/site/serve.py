@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from dsv.api.context import Context
-from dsv.errors import DsvError, UsageError
+from dsv.errors import DsvError
 from dsv.site.blocks import INDEX, image_of
 from dsv.site.build import open_source, plan
 from dsv.site.folder import STATIC, TEMPLATES, Renderer, missing, visible
@@ -35,10 +35,13 @@ HEADERS: Final = {
 
 
 class SiteServer:
-    """hosts: what the header `Host` may say. opened: what pages are made from; the caller closes it."""
+    """folder: of all paths. A browser sends cookies to all ports of a host, so that the servers of others would get them,
+    but for those of a path. hosts: what the header `Host` may say. opened: what pages are made from; the caller closes
+    it."""
 
     def __init__(self, port: int, open_in: Callable[[ExitStack, Folder], Source]) -> None:
-        self.token, self.hosts = token_urlsafe(24), {f"127.0.0.1:{port}", f"localhost:{port}"}
+        self.token, self.folder = token_urlsafe(24), f"/{token_urlsafe(12)}/"
+        self.hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
         self._cookie, self._open, self._renderer, self._lock = f"dsv-{port}", open_in, Renderer(), Lock()
         self.opened, self._images, self._fresh_until = ExitStack(), dict[str, bytes](), 0.0
         self._source: Source | None = None
@@ -50,8 +53,8 @@ class SiteServer:
         if request.headers.get("host") not in self.hosts:
             return PlainTextResponse("this is another host", 421, HEADERS)
         if compare_digest(request.query_params.get("token", "").encode(), self.token.encode()):
-            response = RedirectResponse("/", 303, HEADERS)
-            response.set_cookie(self._cookie, self.token, httponly=True, samesite="lax")
+            response = RedirectResponse(self.folder, 303, HEADERS)
+            response.set_cookie(self._cookie, self.token, path=self.folder, httponly=True, samesite="lax")
             return response
         if not compare_digest(sent.encode(), self.token.encode()):
             return PlainTextResponse("open the address that dsv site --serve has printed", 403, HEADERS)
@@ -78,9 +81,10 @@ class SiteServer:
         return self._images.get(path) if make is None else self._renderer.html(make(), path)
 
 
-def serve(context: Context, environ: Mapping[str, str], only: Sequence[DatasetName], port: int,
-          tell: Callable[[str], None]) -> None:  # fmt: skip
-    """Serve until a signal. port: 0 for any free one. tell: called with the address, which has the token."""
+def serve(
+    context: Context, environ: Mapping[str, str], only: Sequence[DatasetName], tell: Callable[[str], None]
+) -> None:
+    """Serve at a free port of 127.0.0.1 until a signal. tell: called with the address, which has the token."""
     try:
         import uvicorn
         from starlette.applications import Starlette
@@ -88,17 +92,12 @@ def serve(context: Context, environ: Mapping[str, str], only: Sequence[DatasetNa
     except ImportError as error:
         raise missing(error) from error
     with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(("127.0.0.1", port))
-            listening.listen()
-        except OSError as error:
-            text = f"port {port} can't be served: {error.strerror}"
-            raise UsageError(text, subject=str(port), hint="leave out --port") from error
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
         port = listening.getsockname()[1]
         server = SiteServer(port, lambda stack, images: open_source(stack, context, environ, images, only))
-        tell(f"http://127.0.0.1:{port}/?token={server.token}")
-        app = Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET"])])
+        tell(f"http://127.0.0.1:{port}{server.folder}?token={server.token}")
+        app = Starlette(routes=[Route(f"{server.folder}{{path:path}}", server.answer, methods=["GET"])])
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
         with server.opened:
             uvicorn.Server(config).run(sockets=[listening])

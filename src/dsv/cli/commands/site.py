@@ -43,7 +43,6 @@ def site(
     call: Call,
     words: list[str] | None = argument("[DIR] [DATASET]..."),
     live: bool = option("--serve", "Show the pages as they are now, to this user of this machine."),
-    port: int | None = option("--port N", "With --serve: the port of 127.0.0.1; else any free one."),
 ) -> int:
     """Write pages that show datasets, runs and caches in a browser.
 
@@ -53,15 +52,14 @@ def site(
     """
     folder, *names = ["", *(words or [])] if live else words or [""]
     chosen = [DatasetName.parse(text) for text in names]
-    if not live and (not folder or port):
-        what = "--port is for --serve" if folder else "dsv site needs a folder"
-        raise UsageError(what, hint="dsv site DIR, or dsv site --serve")
+    if not live and not folder:
+        raise UsageError("dsv site needs a folder", hint="dsv site DIR, or dsv site --serve")
     with call.context() as context:
         if live:
             from dsv.site.serve import serve
 
             call.out.stream()
-            serve(context, call.around.environ, chosen, port or 0, call.line)
+            serve(context, call.around.environ, chosen, call.line)
             return 0
         from dsv.site.build import make_site
 

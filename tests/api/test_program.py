@@ -311,3 +311,6 @@ reveal_type(commit.diff("@main"))
 def test_a_commit_is_shown_as_it_was_named(folder: Path) -> None:
     opened = of(folder).open("pets@v1")
     assert repr(opened) == "<dsv.Commit pets@v1>"  # the store was not asked
+    about = re.escape(f"{opened.message.partition(chr(10))[0]!r}")
+    assert re.fullmatch(rf"<dsv.Commit pets@v1: [\d,]+ files?, \d.*B, 20.*Z, {about}>", repr(opened))
+    assert repr(pickle.loads(pickle.dumps(opened))) == repr(opened)

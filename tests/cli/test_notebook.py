@@ -65,6 +65,31 @@ def test_runs_become_a_data_frame(store: package.Store) -> None:
     pytest.importorskip("pandas")
     frame = store.runs().to_pandas()
     assert list(frame["metrics.accuracy"]) == [0.9] and list(frame["dataset"]) == ["shapes"]
+    none = store.runs("shapes", where=["state=cut-off"])
+    assert (repr(none), none._repr_html_(), len(none.to_pandas())) == ("[]", None, 0)
+
+
+def test_a_job_says_no_metric_that_a_list_of_runs_fails_at(dsv: Dsv) -> None:
+    write_files(dsv.cwd, {"a.txt": b"a"})
+    dsv.ok("init", "shapes")
+    dsv.ok("sync", "-m", "first")
+    huge = "1" + "0" * 400
+    numbers = f'"x_bytes": {huge}, "y_seconds": {huge}, "n": {huge}, "z_bytes": 1e400, "m": -{huge}'
+    metrics = f'{{"\\u001b[31m": 1, {numbers}}}'
+    (dsv.cwd / "metrics.json").write_text(metrics)
+    for _ in range(2):
+        assert (
+            dsv.process("run", "shapes", "--", "sh", "-c", f'cp {dsv.cwd}/metrics.json "$DSV_OUT"').code == 0
+        )
+    runs = package.store(environ=dsv.environ, cwd=dsv.cwd).runs()
+    assert r"'\x1b[31m'=1" in repr(runs) and "\x1b" not in repr(runs)
+    assert r"\x1b[31m" in shown(runs) and "Infinity" in shown(runs)
+    assert max(map(len, shown(runs).split("  "))) <= 200, "the most characters of a cell"
+    ids = [view.record.run for view in runs if view.record.metrics]
+    assert dsv("runs", terminal=True).code == 0
+    assert dsv("runs", ids[0], terminal=True).code == 0
+    assert dsv("runs", "--compare", *ids, terminal=True).code == 0
+    dsv.ok("site", str(dsv.home / "pages"))
 
 
 def test_without_the_extra_the_text_remains(store: package.Store, monkeypatch: pytest.MonkeyPatch) -> None:

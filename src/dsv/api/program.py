@@ -10,7 +10,7 @@ import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
 
@@ -23,7 +23,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target, clean_path
 from dsv.values.paths import folders_above, show
 from dsv.values.patterns import PathPattern, is_pattern
-from dsv.values.units import format_bytes, parse_duration, utc
+from dsv.values.units import format_bytes, format_count, parse_duration, rfc3339, utc
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -172,7 +172,11 @@ class Commit:
             self._found = found
 
     def __repr__(self) -> str:
-        return f"<dsv.Commit {self._target}>"
+        if (read := self.__dict__.get("_record")) is None:  # the store is not asked for this
+            return f"<dsv.Commit {self._target}>"
+        about = f"{format_count(read.files, 'file')}, {format_bytes(read.bytes)}, {rfc3339(read.time_ms)}"
+        title, _, _ = read.message.partition("\n")
+        return f"<dsv.Commit {self._target}: {about}, {title[:60]!r}>"
 
     def _repr_html_(self) -> str | None:
         return notebook.html(self)
@@ -409,7 +413,7 @@ class Commit:
     def _tree(self) -> KeptTree:
         return self._opened.tree(self._resolved.commit)
 
-    @property
+    @cached_property
     def _record(self) -> CommitRecord:
         return self._opened.repository.objects.commit(self._resolved.commit)
 

@@ -80,7 +80,9 @@ class RunView:
         numbers = [
             (name, value) for name, value in (run.metrics or {}).items() if isinstance(value, int | float)
         ]
-        shown = "".join(f", {name}={value}" for name, value in numbers[:4])
+        shown = "".join(
+            f", {name if name.isprintable() else ascii(name)}={value}" for name, value in numbers[:4]
+        )
         return f"<run {run.run} of {run.target}: {how}, begun {rfc3339(run.started_ms)}{shown}>"
 
     @property

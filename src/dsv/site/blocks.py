@@ -108,7 +108,7 @@ def cells(*values: Value) -> Row:
 
 
 def number(value: float | None, text: str = "", look: str = "") -> Cell:
-    return Cell("–") if value is None else Cell(text or f"{value:,}", sort=value, look=look)
+    return Cell("–") if value is None else Cell(cut(text or f"{value:,}"), sort=value, look=look)
 
 
 def size(count: int | None) -> Cell:

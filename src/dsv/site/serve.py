@@ -35,9 +35,8 @@ HEADERS: Final = {
 
 
 class SiteServer:
-    """folder: of all paths. A browser sends cookies to all ports of a host, so that the servers of others would get them,
-    but for those of a path. hosts: what the header `Host` may say. opened: what pages are made from; the caller closes
-    it."""
+    """folder: of all paths. Browsers send cookies to all ports of a host, where others may listen, but only with paths
+    of the folder. hosts: what the header `Host` may say. opened: what pages are made from; the caller closes it."""
 
     def __init__(self, port: int, open_in: Callable[[ExitStack, Folder], Source]) -> None:
         self.token, self.folder = token_urlsafe(24), f"/{token_urlsafe(12)}/"

@@ -186,6 +186,26 @@ def test_only_what_changed_is_written_and_what_is_gone_is_deleted(shapes: Dsv) -
     assert not list((root / "images").iterdir())
 
 
+def test_each_page_is_found_from_the_first(shapes: Dsv) -> None:
+    for text in (b"three", b"four"):
+        write_files(shapes.cwd, {"notes.txt": text})
+        shapes.ok("sync", "-m", text.decode())
+    shapes.ok("tag", "v4")
+    root = site(shapes)
+    found, left = set[Path](), [root / "index.html"]
+    while left:
+        if (path := left.pop().resolve()) not in found:
+            found.add(path)
+            links = (about.get("href", "#") for tag, about in Elements(path).found if tag == "a")
+            left += [path.parent / link for link in links if "#" not in link]
+    assert found == {path.resolve() for path in root.rglob("*.html")}
+    assert re.findall(">(since [^<]*)<", page(root, "shapes").read_text("utf-8"))[:2] == [
+        "since v2",
+        "since v1",
+    ]
+    assert page(root, "shapes: v2 to v4").exists()
+
+
 def test_a_folder_with_other_files_is_refused(shapes: Dsv) -> None:
     refused = shapes("site", str(shapes.cwd))
     assert refused.code == 4 and "has other files" in refused.err

@@ -20,7 +20,7 @@ from dsv.site.overviews import caches_of, dataset_of, lineage_of, lineages_of, o
 from dsv.site.runs import run_of, runs_of
 from dsv.site.source import Folder, Source
 from dsv.values.ids import CommitId
-from dsv.values.names import MAIN, DatasetName
+from dsv.values.names import DatasetName
 
 _MOST_FILES, _MOST_COMMITS, _MOST_LINEAGES, _NEWEST = 15_000, 500, 200, 30
 """Of a site files, pages of commits and of lineages; and newest commits of a dataset with a page."""
@@ -92,16 +92,10 @@ def one_page(
         return renderer.one_file(makers[kind](source, *about), images)
 
 
-def _pairs(
-    source: Source, commits: Sequence[tuple[DatasetName, CommitId]]
-) -> Iterator[tuple[DatasetName, CommitId, CommitId]]:
+def _pairs(source: Source, commits: Sequence[Named]) -> Iterator[tuple[DatasetName, CommitId, CommitId]]:
     """Yield what to compare: each tag with the one before it, `main` with the last tag, each commit with its parent."""
     for of in source.histories.values():
-        tagged = set(of.with_content(value.commit for _, value in of.tags))
-        line = sorted(tagged, key=lambda commit: of.commits[commit].time_ms)
-        mains = [head.commit for head in of.heads if head.branch == MAIN and head.commit]
-        line += [commit for commit in of.with_content(mains) if commit not in tagged]
-        yield from ((of.dataset, *pair) for pair in pairwise(line))
+        yield from ((of.dataset, *pair) for pair in pairwise(of.line))
     for dataset, commit in commits:
         parent = source.parent(dataset, commit)
         if parent is not None:

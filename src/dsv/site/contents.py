@@ -70,15 +70,13 @@ class _Content:
 
 def commit_of(source: Source, dataset: DatasetName, commit: CommitId) -> Page:
     about, parent = source.objects.commit(commit), source.parent(dataset, commit)
-    links = [source.link("lineage", dataset, commit, "lineage")]
-    links += [] if parent is None else [source.link("what changed", dataset, parent, commit)]
     parents = tuple(source.to_commit(dataset, parent) for parent in about.parents)
     rows: list[tuple[str, Value]] = [
         ("Names", ", ".join(source.names(dataset, commit)) or "–"), ("Commit", Cell(str(commit), look="code")),
         ("Author", name(about.author)), ("Time", when(about.time_ms)),
         ("Parents", Cell("" if parents else "none, it is the first commit", more=parents)),
         ("Content", f"{format_count(about.files, 'file')}, {format_bytes(about.bytes)}"),
-        ("More", Cell("", more=tuple(link for link in links if link.page))),
+        ("More", source.about(dataset, commit, parent)),
     ]  # fmt: skip
     tree, known = TreeReader(source.objects, commit), len(source.problems)
     tree.left_out = lambda _, error: source.problems.append(error)

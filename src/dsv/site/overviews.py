@@ -65,9 +65,8 @@ def dataset_of(source: Source, of: DatasetHistory) -> Page:
     for label, kind, commit, author in names:
         about = of.commits.get(commit) if commit else None
         if commit and about:
-            lineage = source.link("lineage", dataset, commit, "lineage")
             rows.append(cells(label, kind, source.to_commit(dataset, commit), about.files, size(about.bytes),
-                              when(about.time_ms), name(author), lineage if lineage.page else ""))  # fmt: skip
+                              when(about.time_ms), name(author), source.about(dataset, commit)))  # fmt: skip
     heads = ("name", "kind", "commit", "files>", "size>", "time", "by", "more")
     blocks, grown = [show.table("Branches and tags", heads, rows, "names")], list(of.commits.values())[::-1]
     if len(grown) > 1:

@@ -56,8 +56,17 @@ class DatasetHistory(msgspec.Struct):
 
     @property
     def main(self) -> CommitRecord | None:
-        heads = [head.commit for head in self.heads if head.branch == MAIN and head.commit]
-        return self.commits.get(heads[0]) if heads else None
+        return next(
+            (self.commits.get(head.commit) for head in self.heads if head.branch == MAIN and head.commit),
+            None,
+        )
+
+    @property
+    def line(self) -> list[CommitId]:
+        """What tags name, by time, and then `main`."""
+        tagged = set(self.with_content(tag.commit for _, tag in self.tags))
+        mains = self.with_content(head.commit for head in self.heads if head.branch == MAIN and head.commit)
+        return [*sorted(tagged, key=lambda commit: self.commits[commit].time_ms), *(set(mains) - tagged)]
 
     def with_content(self, commits: Iterable[CommitId]) -> list[CommitId]:
         return [commit for commit in commits if commit in self.commits and not self.expired.get(commit)]
@@ -99,6 +108,15 @@ class PageLinks:
 
     def to_commit(self, dataset: DatasetName, commit: CommitId) -> Cell:
         return self.link(", ".join((*self.names(dataset, commit), str(commit)[:12])), dataset, commit)
+
+    def about(self, dataset: DatasetName, commit: CommitId, parent: CommitId | None = None) -> Cell:
+        """Return links to lineage, and to what changed since the parent and since the tag before it."""
+        links, line = [self.link("lineage", dataset, commit, "lineage")], self.histories[dataset].line
+        links += [self.link("what changed", dataset, parent, commit)] if parent else []
+        for before in line[line.index(commit) - 1 : line.index(commit)] if commit in line else ():
+            since = self.target(dataset, before).partition("@")[2]
+            links.append(self.link(f"since {since}", dataset, before, commit))
+        return Cell("", more=tuple(link for link in links if link.page))
 
     def to_run(self, record: RunRecord, text: str = "") -> Cell:
         return self.link(text or record.name or record.run[-8:], record.dataset, "run", record.run)

@@ -21,6 +21,7 @@ from dsv.run.series import PIECE, Curves, pieces_of, series_of
 from dsv.stores.directory import DirectoryStore
 from dsv.values.secrets import Masker
 from tests.cli.test_node_left import PETS, RUN, Left, either
+from tests.cli.test_site import site
 from tests.exhaustive import some
 from tests.killing import run_killed
 from tests.kit.dsv import Dsv
@@ -103,6 +104,9 @@ def test_watch_shows_a_run_until_it_has_ended(pets: Dsv, monkeypatch: pytest.Mon
 
         def pause(seconds: float) -> None:
             seen.append("")
+            pages = [path.read_text("utf-8") for path in site(pets).rglob("*.html")]
+            assert any(">0.99<" in text and "running" in text for text in pages)
+            assert any("val.acc: from 0 (0) to 0.99 (99)" in text for text in pages)
             (pets.cwd / "go").touch()
             assert running.wait() == 0 and seconds == 0.05
 

@@ -283,6 +283,13 @@ def test_of_many_runs_each_is_a_row_and_the_best_of_a_metric_has_a_star(sweep: D
     assert "\x1b[1;32m0.3*\x1b[0m" in narrow.out and "Hidden columns: " in narrow.err
 
 
+def test_a_long_name_of_a_parameter_does_not_break_the_table(pets: Dsv) -> None:
+    name = "model_encoder_attention_dropout_probability"
+    assert pets.process("run", "pets", "-p", f"{name}=1", "--", "true").code == 0
+    on_screen, text = pets("runs", terminal=True, width=90).out, pets.ok("runs").out
+    assert "RUN" in on_screen.splitlines()[0] and f"  {name[:23]}…" in on_screen and f"  {name}\n" in text
+
+
 def test_colours_tell_results_as_the_words_do(sweep: Dsv) -> None:
     shown = sweep("runs", terminal=True, width=120).out
     assert "\x1b[32mok\x1b[0m" in shown and "\x1b[31mfailed (1)\x1b[0m" in shown

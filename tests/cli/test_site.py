@@ -214,6 +214,10 @@ def test_a_folder_with_other_files_is_refused(shapes: Dsv) -> None:
         held = shapes("site", str(shapes.home / "new"))
     assert held.code == 4 and "dsv site" in held.err
     shapes.ok("site", str(shapes.home / "new"))
+    (shapes.home / "new/pages").rename(shapes.home / "mine")
+    (shapes.home / "new/pages").symlink_to(shapes.home / "mine")
+    (shapes.home / "mine/a.html").write_text("not of dsv")
+    assert shapes("site", str(shapes.home / "new")).code == 4 and (shapes.home / "mine/a.html").exists()
 
 
 def test_hostile_names_are_text(dsv: Dsv) -> None:
@@ -308,6 +312,10 @@ def test_a_run_shows_the_curves_of_its_metrics(shapes: Dsv) -> None:
     fit.unlink()
     shapes.ok("runs", "fit", "--html", str(fit))
     assert "loss: from 0.5" in fit.read_text("utf-8")
+    assert shapes.process("run", "shapes@v2", "-p", "lr=3", "--name", "other", "--", "true").code == 0
+    shapes.ok("runs", "--compare", "fit", "other", "--html", str(fit))
+    assert ["params.lr", "–", "3"] in cells(fit)
+    assert re.search("dsv diff shapes@[0-9a-f]{12} shapes@[0-9a-f]{12}", fit.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("form", ["I;16", "RGBA", "P", "1", "F", "CMYK", "LA"])

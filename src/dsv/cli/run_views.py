@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
-from dsv.cli.output import GAP, Column, Painted, first, local_time, shortened
+from dsv.cli.output import GAP, Column, Painted, first, local_time, printable, shortened
 from dsv.cli.terminal import Style, width
 from dsv.errors import NotFound
 from dsv.run.listing import RunView, as_text, sort_order
@@ -95,9 +95,10 @@ def _add_columns(
 ) -> list[str]:
     """Add a column for each key, on a terminal those that fit. Return the titles of the others."""
     keys = list(cells)
-    titles = {key: shortened(_title(key, keys), _WIDEST) for key in keys}
+    titles = {key: _title(key, keys) for key in keys}
     shown = keys
     if call.around.stdout_is_terminal:
+        titles = {key: shortened(printable(title), _WIDEST) for key, title in titles.items()}
         room = call.around.columns() - _wide(columns, rows)
         fit = _that_fit(_by_interest(keys, cells, first), titles, cells, room)
         shown = [key for key in keys if key in fit]

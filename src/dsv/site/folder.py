@@ -97,7 +97,8 @@ class SiteFolder:
         self.pages = self.written = self.removed = 0
         with about(root):
             root.mkdir(parents=True, exist_ok=True)
-            if not (root / _LOCK).is_dir() and any(root.iterdir()):
+            is_own = not any((root / name).is_symlink() for name in (_LOCK, "pages", "images"))
+            if not (is_own and (root / _LOCK).is_dir()) and any(root.iterdir()):
                 text = f"{root} has other files, and is no site of dsv"
                 raise Conflict(text, subject=str(root), hint="name a new folder")
             lock = Lock.take(root / _LOCK, "dsv site")

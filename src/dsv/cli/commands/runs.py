@@ -83,7 +83,7 @@ def runs(
     only = [what for what, it in asked_for.items() if it is not None]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
-    one_of(csv=as_csv, json=call.json, html=html, compare=html and compare)
+    one_of(csv=as_csv, json=call.json, html=html)
     if watch and (only or compare or as_csv or call.json or html):
         raise UsageError("--watch takes ids and filters alone", subject="--watch", hint="dsv runs --watch")
     most = None if ids or limit or call.json or compare or as_csv or html else SHOWN
@@ -113,7 +113,9 @@ def _show(
     if call.params["watch"]:
         call.out.stream()  # past the pager
     if (file := call.params["html"]) is not None:
-        about = ("run", views[0], None) if each and len(views) == 1 else ("runs", views)
+        beside = call.params["compare"] and len(views) == 2
+        is_one = beside or (each and len(views) == 1)
+        about = ("run", views[-1], views[0] if beside else None) if is_one else ("runs", views)
         write_page(call, context, file, list({view.record.dataset for view in views}), *about)
     elif call.params["compare"]:
         _write_comparison(call, views, call.params["as_csv"])

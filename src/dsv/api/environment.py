@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import os.path
 import stat
@@ -61,8 +60,10 @@ def read_config(data: bytes, origin: str) -> SettingsSource:
         ):
             values[key] = ",".join(value)
         elif is_engines_key(key):
-            values[key] = json.dumps(value, ensure_ascii=False, default=str)  # a date becomes text
-            raw[key] = json.loads(values[key])
+            from json import dumps, loads  # takes a while to import
+
+            values[key] = dumps(value, ensure_ascii=False, default=str)  # a date becomes text
+            raw[key] = loads(values[key])
         else:
             raise UsageError(
                 f"{key} in {origin} has to be text in quotes", subject=key, hint=f"dsv config {key} VALUE"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os.path
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -260,6 +259,8 @@ class Settings(msgspec.Struct, frozen=True):
         return os.path.normpath(self.cwd / text)
 
     def _no_such(self, table: str, part: str, setting: Setting) -> NoStore:
+        from difflib import get_close_matches
+
         close = get_close_matches(setting.value, self.names(table), 1)
         what = table.removesuffix("s")
         hint = (
@@ -322,6 +323,8 @@ def check_key(key: str) -> None:
     known = [*PLAIN_KEYS, *(f"{name}.NAME.{part}" for name, parts in TABLES.items() for part in parts)]
     known.append("pools.NAME.ENGINE.KEY")
     asked = ".".join([table, "NAME", rest[1]]) if len(rest) == 2 else key
+    from difflib import get_close_matches
+
     close = get_close_matches(asked, known, 1)
     hint = f"dsv config {close[0]}" if close else f"keys: {', '.join(known)}"
     raise UsageError(f"there is no setting {key}", subject=key, hint=hint)

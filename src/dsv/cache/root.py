@@ -9,7 +9,6 @@ import contextlib
 import errno
 import functools
 import os
-import random
 import re
 import stat
 import time
@@ -378,7 +377,9 @@ class CacheRoot:
                 folder = folder.parent  # a symlink in place of one of these is the better error
             raise error
         if attempt > 2:
-            time.sleep(random.random() * min(0.01 * attempt, 0.1))
+            from random import random  # takes a while to import
+
+            time.sleep(random() * min(0.01 * attempt, 0.1))
         folder.look_up_anew()
 
     def now(self, folder: SharedPath | None = None) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -116,7 +115,9 @@ class CommandOutput(AbstractContextManager["CommandOutput"]):
 
 def to_json(value: Mapping[str, object], *, indent: bool = False) -> str:
     """Return ASCII, so that a name that is not UTF-8 still makes valid JSON; keys keep their order."""
-    return json.dumps(value, indent=2 if indent else None)
+    from json import dumps  # takes a while to import
+
+    return dumps(value, indent=2 if indent else None)
 
 
 def document(fields: Mapping[str, object]) -> dict[str, object]:

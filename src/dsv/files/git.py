@@ -8,12 +8,14 @@ folder, with links to all that is there but the configuration and the hooks.
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
 
 _NOT_FOUND = 127  # exit code of env for a missing program
 _OF_THE_CALLER = (
@@ -44,6 +46,8 @@ def run_git(*arguments: str, variables: Mapping[str, str] | None = None, most: i
     """Return what git prints, without locks, prompts and fetching of missing objects. Raises `GitError`.
     variables: more than those of the environment. most: ends git, without an error, when it has printed more bytes
     than that, if not 0. how: of `subprocess.run`, without a timeout then."""
+    import subprocess  # takes a while
+
     more = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C", **(variables or {})}
     argv = ["env", *(word for name in _OF_THE_CALLER for word in ("-u", name))]
     argv += [f"{name}={value}" for name, value in more.items()]
@@ -59,7 +63,8 @@ def run_git(*arguments: str, variables: Mapping[str, str] | None = None, most: i
     return bytes(done.stdout)
 
 
-def _run_within(most: int, argv: list[str], **how: Any) -> subprocess.CompletedProcess[Any]:
+def _run_within(most: int, argv: list[str], **how: Any) -> CompletedProcess[Any]:
+    import subprocess
     from tempfile import TemporaryFile  # takes a while to import
 
     with TemporaryFile() as given, TemporaryFile() as said:

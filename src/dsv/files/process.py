@@ -7,7 +7,6 @@ import enum
 import errno
 import functools
 import os
-import platform
 import pwd
 import select
 import sys
@@ -102,7 +101,7 @@ def user_name(uid: int | None = None) -> str:
 
 def host_name() -> str:
     """Return the host's name for people to read. Never compare it."""
-    return platform.node()
+    return os.uname().nodename
 
 
 @functools.cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import re
 import threading
-
-import zstandard
+from functools import cached_property
+from typing import Any
 
 from dsv.errors import IntegrityError
 from dsv.format.envelope import Buffer
@@ -34,6 +34,8 @@ class Compressor:
     """Compresses contents if that saves a tenth or more. Not thread-safe."""
 
     def __init__(self) -> None:
+        import zstandard
+
         self._zstd = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
         self._in_vain = 0
 
@@ -63,8 +65,11 @@ class Compressor:
 
 
 class _Local(threading.local):
-    def __init__(self) -> None:
-        self.zstd = zstandard.ZstdDecompressor(max_window_size=_WINDOW_MAX)
+    @cached_property
+    def zstd(self) -> Any:
+        import zstandard  # takes a while to import
+
+        return zstandard.ZstdDecompressor(max_window_size=_WINDOW_MAX)
 
 
 _local = _Local()
@@ -72,6 +77,8 @@ _local = _Local()
 
 def compress(data: Buffer) -> bytes:
     """Return one zstd frame, even if it saves nothing."""
+    import zstandard
+
     return zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False).compress(
         data
     )
@@ -84,12 +91,16 @@ _EMPTY = re.compile(rb"(?:\x02\0\0.)*", re.DOTALL)
 def carrying(frame: bytes, data: bytes) -> bytes:
     """Return a zstd frame that unpacks to the same bytes, with other data in empty blocks before its own: each
     holds a byte of the data, compressed, which unpacking passes over."""
+    import zstandard
+
     at, packed = zstandard.frame_header_size(frame), compress(data)
     return frame[:at] + b"".join(b"\x02\0\0%c" % one for one in packed) + frame[at:]
 
 
 def carried(frame: bytes, largest: int) -> bytes | None:
     """Return the data that `carrying` has put into a frame; None if there is none that is whole."""
+    import zstandard
+
     try:
         blocks = _EMPTY.match(frame, zstandard.frame_header_size(frame))
         return None if blocks is None else unpack_frame(blocks[0][3::4], 1, largest)
@@ -109,6 +120,8 @@ def unpack(codec: Codec, stored: Buffer, length: int) -> bytes:
 
 def unpack_frame(stored: Buffer, smallest: int, largest: int) -> bytes:
     """Return the content of one zstd frame. Raises `IntegrityError` if its stated size is out of range."""
+    import zstandard
+
     try:
         promised = zstandard.frame_content_size(stored)
         if not smallest <= promised <= largest:  # -1: the header has no size

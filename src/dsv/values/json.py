@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
@@ -20,8 +19,10 @@ MAX_DIGITS: Final = 1000
 
 def parse_json(text: str) -> Json:
     """Parse a job's JSON: NaN and the infinities become strings, as JSON has none. Raises `ValueError`."""
+    from json import loads  # takes a while to import
+
     try:
-        value = json.loads(text, parse_constant=str, parse_int=whole_number)
+        value = loads(text, parse_constant=str, parse_int=whole_number)
     except RecursionError:
         raise ValueError("it nests too deep") from None
     return check_json(value)
@@ -29,8 +30,10 @@ def parse_json(text: str) -> Json:
 
 def json_or_text(text: str) -> Json:
     """Return what a person typed: its value if it is JSON (`0.1`, `true`, `[1,2]`), else the text (`NaN`, `1e999`)."""
+    from json import loads
+
     try:
-        return json.loads(text, parse_constant=finite_number, parse_float=finite_number)
+        return loads(text, parse_constant=finite_number, parse_float=finite_number)
     except (ValueError, RecursionError):
         return text
 
@@ -40,7 +43,9 @@ def check_json(value: Json, depth: int = 0) -> Json:
     if depth > MAX_DEPTH:
         raise ValueError("it nests too deep")
     if isinstance(value, float) and not math.isfinite(value):
-        return json.dumps(value)  # `Infinity`, as it is written in a file
+        from json import dumps
+
+        return dumps(value)  # `Infinity`, as it is written in a file
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise ValueError("its keys are not all strings")

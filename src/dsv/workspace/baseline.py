@@ -11,9 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,17 +46,16 @@ if TYPE_CHECKING:
     from dsv.workspace.workspace import Workspace
 
 
-@dataclass(frozen=True)
-class WorkspacePaths:
+class WorkspacePaths(msgspec.Struct, frozen=True, dict=True):
     """The paths that a workspace has: those that its patterns match, and single paths beside these. The
     absence of other paths says nothing about the dataset."""
 
     chosen: SparsePatterns
     outside: frozenset[bytes] = frozenset()
-    _keys: list[bytes] = field(init=False, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_keys", sorted(map(sort_key, self.outside)))
+    @cached_property
+    def _keys(self) -> list[bytes]:
+        return sorted(map(sort_key, self.outside))
 
     @property
     def whole(self) -> bool:
@@ -311,6 +308,8 @@ def _meant(root: Path, path: bytes) -> str:
         names = [one.name for one in (root / os.fsdecode(folder)).iterdir()]
     except OSError:
         names = []
+    from difflib import get_close_matches
+
     close = get_close_matches(os.fsdecode(name), names, n=1)
     if not close:
         return "dsv ls shows the paths of the base"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import tomli_w
 from msgspec.structs import replace
 
 from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, Unsupported, UsageError
@@ -265,7 +263,9 @@ class Workspace(msgspec.Struct, frozen=True):
         """Make the workspace a plain folder again; its files stay."""
         with about(self.dot):
             (self.dot / _CONFIG).unlink(missing_ok=True)  # first: without it the folder is no workspace
-            shutil.rmtree(self.dot, ignore_errors=True)
+            from shutil import rmtree
+
+            rmtree(self.dot, ignore_errors=True)
 
     def inside(self, path: Path) -> bytes | None:
         """Return the path as trees have it, empty for the root; None if it lies outside or below `.dsv`.
@@ -285,13 +285,15 @@ class Workspace(msgspec.Struct, frozen=True):
     def _write(self) -> Workspace:
         """Write the binding, and return the workspace."""
         only = None if self.chosen.lines is None else list(self.chosen.lines)
+        from tomli_w import dumps
+
         binding = _Binding(self.store, self.store_id, self.dataset, self.branch, self.names, only)
         values = msgspec.to_builtins(binding, enc_hook=str)
         if only is None:
-            self._replace(_CONFIG, tomli_w.dumps(values).encode())
+            self._replace(_CONFIG, dumps(values).encode())
             return self
         # Older versions find nothing that they know at the top level, and refuse it.
-        data = _COMMENT + tomli_w.dumps({"needs": [SPARSE], "workspace": values}).encode()
+        data = _COMMENT + dumps({"needs": [SPARSE], "workspace": values}).encode()
         if len(data) > MAX_BYTES:
             raise UsageError(
                 f"these are {len(only):,} patterns, more than a workspace can have",

@@ -10,7 +10,6 @@ for another user's file it can't. Hosts and users may trim at once: all agree on
 from __future__ import annotations
 
 import os
-import random
 import time
 from contextlib import suppress
 from typing import Final
@@ -36,7 +35,9 @@ class CopyLimits(msgspec.Struct, frozen=True):
 
     def is_due(self, size: int) -> bool:
         """Return whether to trim now, after a copy of this many bytes was written."""
-        return random.random() < _STEPS * (1 / (self.max_files or 1) + max(size, 4096) / (self.max_size or 1))
+        from random import random  # takes a while to import
+
+        return random() < _STEPS * (1 / (self.max_files or 1) + max(size, 4096) / (self.max_size or 1))
 
 
 def note_use(file: int) -> os.stat_result:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.values.paths import WHOLE, Scope, sort_key
 
 if TYPE_CHECKING:
+    from dsv.format.locator import Location
     from dsv.repo.tree.reader import LocatedSegment, TreePart, TreeReader
     from dsv.values.ids import Id
 
 T = TypeVar("T")
-Located = tuple[Entry, Location | None]
+Located: TypeAlias = "tuple[Entry, Location | None]"
 """An entry, and the location of its content if known."""
 
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dsv.cli.app import load
 from dsv.cli.catalogue import GLOBAL_OPTIONS, SECTIONS, look_alikes
-from dsv.cli.declare import Command
+from dsv.cli.declare import Command, load
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -63,13 +62,13 @@ def _lines() -> Iterator[str]:
 
 
 def _command(command: Command) -> Iterator[str]:
-    context = typer.Context(command, info_name=f"dsv {command.name}")
+    context = typer.Context(command.parser, info_name=f"dsv {command.name}")
     yield f"## dsv {command.name}"
     yield ""
-    yield f"`{context.command_path} {' '.join(command.collect_usage_pieces(context))}`"
+    yield f"`{context.command_path} {' '.join(command.parser.collect_usage_pieces(context))}`"
     yield ""
-    yield inspect.cleandoc(command.help or "").replace("\b\n", "")
-    for heading, rows in command.option_rows(context).items():
+    yield inspect.cleandoc(command.body.__doc__ or "").replace("\b\n", "")
+    for heading, rows in command.parser.option_rows(context).items():
         shown = [(f"`{_cell(option)}`", meaning) for option, meaning in rows]
         yield ""
         yield from _table(("option" if heading == "Options" else heading.lower(), "meaning"), shown)

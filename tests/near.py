@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv.cli.app import SIBLINGS
 from dsv.cli.catalogue import COMMANDS
+from dsv.cli.declare import SIBLINGS
 
 ROOT = Path(__file__).parents[1]
 WORKERS, FILES = 2, 15

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsv.cache.claims import PinRecord
-from dsv.cli.app import load
+from dsv.cli.declare import load
 from tests.cli.conftest import FILES
 from tests.kit.dsv import PROGRAM, Dsv, Result, assert_documented, write_files
 from tests.strace import needs_strace

@@ -15,11 +15,11 @@ import typer
 from typer.core import TyperOption
 
 import dsv.cli.commands
-from dsv.cli.app import SIBLINGS, load, root
 from dsv.cli.call import CommandLine
 from dsv.cli.catalogue import COMMANDS, HIDDEN, SECTIONS
-from dsv.cli.declare import Command, global_options
+from dsv.cli.declare import SIBLINGS, Command, load
 from dsv.cli.output import CommandOutput
+from dsv.cli.parser import global_params, root
 from dsv.cli.terminal import of_process
 
 
@@ -47,8 +47,8 @@ def _typed() -> Iterator[tuple[str, str, set[str]]]:
 
 
 def test_the_pages_show_only_options_that_their_commands_have() -> None:
-    shared = {option for param in global_options() for option in param.opts} | {"--help"}
-    known = {name: shared.union(*(param.opts for param in load(name).params)) for name in COMMANDS}
+    shared = {option for param in global_params() for option in param.opts} | {"--help"}
+    known = {name: shared.union(*(param.opts for param in load(name).parameters)) for name in COMMANDS}
     typed = [(page, name, options) for page, name, options in _typed() if name in known]
     assert len(typed) > 500
     assert [
@@ -64,8 +64,8 @@ def test_every_module_is_a_command_and_every_command_a_module() -> None:
 
 def test_the_line_in_the_list_is_the_first_of_its_help(command: Command) -> None:
     assert command.name is not None
-    assert command.help is not None
-    first = command.help.strip().partition("\n\n")[0]
+    assert command.body.__doc__ is not None
+    first = command.body.__doc__.strip().partition("\n\n")[0]
     assert " ".join(first.split()) == COMMANDS[command.name] + "."
 
 
@@ -77,18 +77,20 @@ def test_every_command_has_an_example_that_it_accepts(command: Command) -> None:
         arguments = words[words.index(str(command.name)) + 1 :]
         with CommandOutput(of_process().stdout) as out:
             session = CommandLine(of_process(), out)
-            command.make_context("dsv", arguments, obj=session)
+            command.parser.make_context("dsv", arguments, obj=session)
 
 
 def test_every_option_is_explained(command: Command) -> None:
-    for param in (*command.params, *global_options()):
+    for param in (*command.parser.params, *global_params()):
         if isinstance(param, TyperOption):
             assert param.help, param.name
 
 
 def test_help_fits_the_window(command: Command) -> None:
-    context = typer.Context(command, info_name=f"dsv {command.name}", terminal_width=80, max_content_width=80)
-    text = command.get_help(context)
+    context = typer.Context(
+        command.parser, info_name=f"dsv {command.name}", terminal_width=80, max_content_width=80
+    )
+    text = command.parser.get_help(context)
     told = text.partition("\nExamples:")[0]
     assert max(map(len, told.splitlines())) <= 80
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dsv.cli.app import OTHER_NAMES, load, root
 from dsv.cli.catalogue import COMMANDS, root_help
+from dsv.cli.declare import load
+from dsv.cli.mistakes import OTHER_NAMES
+from dsv.cli.parser import root
 from tests.kit.dsv import Dsv, write_files
 
 
@@ -70,7 +72,7 @@ def test_every_command_and_option_in_a_hint_is_there(name: str) -> None:
             command = word
             assert word in COMMANDS, word
         elif word.startswith("-"):
-            options = [option for param in load(command).params for option in param.opts]
+            options = [option for param in load(command).parameters for option in param.opts]
             assert word in options, (command, word)
     assert root() is not None
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from typer.core import TyperArgument, TyperOption
 
-from dsv.cli.app import load
 from dsv.cli.catalogue import COMMANDS
+from dsv.cli.declare import load
 from tests.cli.test_arguments import NEEDED, make_pets
 from tests.kit.dsv import Dsv
 
@@ -70,7 +70,7 @@ def pets(shared: Dsv) -> Iterator[Dsv]:
 
 @pytest.mark.parametrize("name", sorted({*COMMANDS} - {"demo"}))
 def test_an_option_that_refuses_a_word_is_named(pets: Dsv, name: str) -> None:
-    params = load(name).params
+    params = load(name).parser.params
     needed = NEEDED.get(name, ["pets"] if any(isinstance(each, TyperArgument) for each in params) else [])
     needed = NEEDED_HERE.get(name, needed)
     refused = []

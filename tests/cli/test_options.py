@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-import typer
 
-from dsv.cli.app import OTHER_NAMES
 from dsv.cli.call import Call
-from dsv.cli.declare import Command, command
+from dsv.cli.declare import Command, argument, command, option
+from dsv.cli.mistakes import OTHER_NAMES
 from tests.kit.dsv import Dsv
 
 Add = Callable[[Command], None]
@@ -20,8 +18,8 @@ Add = Callable[[Command], None]
 @command("echo", examples="dsv echo hi")
 def echo(
     call: Call,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[WORDS]...")] = None,
-    times: Annotated[int, typer.Option("--times")] = 1,
+    words: list[str] | None = argument("[WORDS]..."),
+    times: int = option("--times N", "How often.", default=1),
 ) -> int | None:
     """Says what it was given."""
     call.line(f"store={call.flags.store} json={call.json} quiet={call.quiet} cwd={Path.cwd().name}")

@@ -40,6 +40,9 @@ sys.exit(main.main())
 """
 
 
+NAMES = ("dsv", "pydantic", "typer", "typing_extensions", "inspect")
+
+
 def test_version_and_help_in_a_process(dsv: Dsv) -> None:
     for option in ("--version", "-V"):
         assert dsv.process(option).out == f"dsv {__version__}\n"
@@ -52,7 +55,7 @@ def test_version_and_help_in_a_process(dsv: Dsv) -> None:
     assert bare.err.startswith("Usage: dsv")
 
 
-@pytest.mark.parametrize("module", ["dsv.cli.app", "typer", "dsv.cli.terminal"])
+@pytest.mark.parametrize("module", ["dsv.cli.app", "msgspec", "dsv.cli.terminal"])
 def test_ctrl_c_while_it_starts_is_no_traceback(dsv: Dsv, module: str) -> None:
     script = (
         "import os, signal, sys\n"
@@ -110,10 +113,12 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
     code = (
         "import sys\n"
         "from typer.core import TyperOption\n"
-        "from dsv.cli.declare import global_options\n"
-        "store = next(option for option in global_options() if '--store' in option.opts)\n"
+        "from dsv.cli.parser import global_params\n"
+        "store = next(option for option in global_params() if '--store' in option.opts)\n"
         "hooked = 'process_value' in vars(store) and hasattr(TyperOption, 'process_value')\n"
         "sys.argv = ['dsv', '--store', 's3://b', 'config', 'store']\n"
+        "import dsv.cli.app\n"
+        "dsv.cli.app.quick_call = lambda session: None\n"
         "from dsv.cli.main import main; main()\n"
         "sys.exit(None if hooked and 'pydantic' not in sys.modules else\n"
         "    'this typer does not call process_value of a parameter: cli/declare.py needs another hook')"
@@ -127,32 +132,33 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
 @pytest.mark.parametrize(
     ("line", "most"),
     [
-        ("status", 73),
-        ("log", 91),
-        ("resolve", 90),
-        ("cache pets@v1", 94),
+        ("status", 74),
+        ("log", 92),
+        ("resolve", 91),
+        ("cache pets@v1", 95),
         ("cached", 155),
         ("sync", 155),
         ("pull", 156),
         ("runs", 155),
         ("doctor", 160),
-        ("run pets -- true", 143),
+        ("run pets -- true", 145),
         ("merge v1", 200),
     ],
 )
 def test_a_command_imports_little(pets: Dsv, line: str, most: int) -> None:
-    """Modules of dsv, and pydantic, which typer imports for options that cli/declare.py leaves to it."""
+    """Modules of dsv, none of typer (see cli/quick.py), and what takes long and only some commands need."""
     pets.ok("cache", "pets@v1")
     code = (
         f"import sys; sys.argv = ['dsv', *{line.split()!r}]\n"
         "from dsv.cli.main import main; main()\n"
-        "print(*(name for name in sys.modules if name.partition('.')[0] in ('dsv', 'pydantic')), file=sys.stderr)"
+        f"print(*(name for name in sys.modules if name.partition('.')[0] in {NAMES}), file=sys.stderr)"
     )
     shown = subprocess.run(
         [sys.executable, "-c", code], env=dict(pets.environ), cwd=pets.cwd, capture_output=True, text=True
     )
     imported = shown.stderr.splitlines()[-1].split()
-    assert "pydantic" not in imported
+    assert not {"pydantic", "typer", "typing_extensions"} & set(imported)
+    assert "inspect" not in imported or most > 100
     assert len(imported) <= most, imported
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dsv.cli.app import load
+from dsv.cli.declare import load
 from tests.kit.dsv import Dsv, write_files
 
 MB = 1 << 20

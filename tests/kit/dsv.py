@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsv.cli.app import load, run
+from dsv.cli.app import run
+from dsv.cli.declare import load
 from dsv.cli.terminal import Surroundings
 from tests.waiting import PATIENCE
 

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
-import typer
 
 from dsv.cli.catalogue import MODES
 from dsv.cli.output import Keys, document, printable, to_item, to_json, write_items, write_table
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from dsv.api.context import Context
     from dsv.api.settings import Settings
+    from dsv.cli.declare import Command
     from dsv.cli.output import Column, CommandOutput
     from dsv.cli.progress import Meter
     from dsv.cli.terminal import Surroundings
@@ -82,24 +82,24 @@ class CommandLine(msgspec.Struct):
             self.around.stderr.flush()
 
 
-def name_of(param: Any) -> str:
-    """Return an option or argument as a person writes it."""
-    return param.opts[0] if param.param_type_name == "option" else (param.metavar or "").strip("[].")
+class Call:
+    """The first argument of every command: what was typed, with settings and output."""
 
-
-class Call(typer.Context):
-    """The first argument of every command: typer's context, with settings and output."""
-
-    words: tuple[str, ...] = ()
-    """The words after `--`, for commands that take some."""
     answered = False
     """The result was printed as JSON, so nothing more is printed for people."""
 
-    @property
-    def session(self) -> CommandLine:
-        session = self.find_object(CommandLine)
-        assert session is not None
-        return session
+    def __init__(
+        self,
+        session: CommandLine,
+        command: Command,
+        params: Mapping[str, Any],
+        typed: Iterable[str],
+        words: tuple[str, ...] = (),
+    ) -> None:
+        """typed: the names of the parameters that were given on the command line. words: those after `--`,
+        for commands that take some."""
+        self.session, self.command, self.params = session, command, params
+        self.typed, self.words = frozenset(typed), words
 
     @property
     def flags(self) -> Flags:
@@ -127,20 +127,13 @@ class Call(typer.Context):
     def quiet(self) -> bool:
         return self.flags.quiet
 
-    def typed(self) -> set[str]:
-        """Return the names of the parameters that were given on the command line."""
-        sources = {name: self.get_parameter_source(name) for name in self.params}
-        return {
-            name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"
-        }
-
     def takes_only(self, form: str, *names: str) -> None:
         """Raises `UsageError` if any other parameter was typed. form: what does not take it."""
-        more = [each for each in self.command.params if each.name in self.typed() - set(names)]
+        more = [each for each in self.command.parameters if each.name in self.typed - set(names)]
         if more:
-            named = name_of(more[0])
+            named = more[0].label
             raise UsageError(
-                f"{form} does not take {named}", subject=named, hint=f"dsv {self.info_name} --help"
+                f"{form} does not take {named}", subject=named, hint=f"dsv {self.command.name} --help"
             )
 
     def enter(self) -> None:
@@ -221,18 +214,17 @@ class Call(typer.Context):
 
     def item(self, found: object, /, **more: object) -> dict[str, object]:
         """Return a result with the keys that the command declares below `items`: see `to_item`."""
-        return to_item(found, self._keys["items"], getattr(self.command, "nulls", False), **more)
+        return to_item(found, self._keys["items"], self.command.nulls, **more)
 
     def head(self, found: object, /, **more: object) -> dict[str, object]:
         """Return a result with the keys that the command declares beside `items`: see `to_item`."""
         keys = Keys(self._keys)
         keys.pop("items", None)
-        return to_item(found, keys, getattr(self.command, "nulls", False), **more)
+        return to_item(found, keys, self.command.nulls, **more)
 
     @property
     def _keys(self) -> Keys:
-        keys: Keys = self.command.result  # type: ignore[attr-defined]
-        return keys
+        return self.command.result
 
     def items(
         self,

@@ -4,116 +4,149 @@
 def resolve(call: Call, target: str = argument("[TARGET]", "")) -> None: ...
 
 The metavar of an argument appears in the usage line. The function returns the exit code.
+`dsv.cli.parser` has typer read these declarations. Its import takes as long as a short command, so `dsv.cli.quick`
+reads command lines that need none of its messages.
 """
 
 from __future__ import annotations
 
 import gc
-import inspect
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
-from typing import Annotated, Any, get_args, get_type_hints
+from functools import cache, cached_property
+from importlib import import_module
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-import typer
-from typer.core import TyperArgument, TyperCommand, TyperOption
-from typer.main import get_command
+import msgspec
 
-from dsv.cli.call import Call, CommandLine, name_of
-from dsv.cli.catalogue import GLOBAL_OPTIONS, look_alikes, with_headings
+from dsv.cli.catalogue import GLOBAL_OPTIONS
 from dsv.cli.output import Keys
 from dsv.errors import UsageError
 from dsv.values.json import LONG_MAX, check_length, is_text
 from dsv.values.units import parse_duration, parse_size
 
+if TYPE_CHECKING:
+    from dsv.cli.call import Call
+    from dsv.cli.parser import Parser
+
 Body = Callable[..., int | None]
 COMMAND = "-- CMD..."
 PATHS = "[-- PATH...]"
 """Words after `--` in a usage line."""
+REQUIRED: Any = ...
+_FILES = {
+    "hold": "release",
+    "ls": "cat lock resolve",
+    "merge": "cherry-pick revert",
+    "put": "mv rm",
+    "restore": "rollback",
+    "stop": "logs wait",
+}
+SIBLINGS = {name: file for file, names in _FILES.items() for name in names.split()}
+"""Commands that are in another command's file."""
 
 
-class Command(TyperCommand):
-    """A command that knows its examples and the JSON it prints, and takes the global options."""
+class Parameter(msgspec.Struct, eq=False, kw_only=True):
+    """An option or an argument of a command."""
 
-    context_class = Call
-    examples: tuple[tuple[str, str], ...] = ()
+    names: tuple[str, ...] = ()
+    """As typer takes them, such as `-n` and `--limit`; an argument has none."""
+    metavar: str | None
+    help: str | None = None
+    default: Any
+    parser: Callable[[str], Any] | None = None
+    more: dict[str, Any] = {}
+    """What is for typer alone."""
+    name: str = ""
+    """Of the function's parameter."""
+    kind: Any = None
+
+    @property
+    def opts(self) -> tuple[str, ...]:
+        return tuple(name.partition("/")[0] for name in self.names)
+
+    @property
+    def label(self) -> str:
+        """The option or argument as a person writes it."""
+        return self.opts[0] if self.names else (self.metavar or "").strip("[].")
+
+    @property
+    def is_flag(self) -> bool:
+        return self.kind is bool
+
+    @property
+    def is_several(self) -> bool:
+        return self.kind in _SEVERAL
+
+    def read(self, value: Any) -> Any:
+        """Return the value of typed words: a list of several. Raises `UsageError`."""
+        parse = self.parser or _unchanged
+        return [parse(word) for word in value] if self.is_several else parse(value)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a word is the value, once `parser` has read it: typer has pydantic read the others."""
+        return self.parser is not None or self.kind in _PLAIN
+
+
+class Command(msgspec.Struct, eq=False, kw_only=True, dict=True):
+    """A command with its examples and the keys of the JSON that it prints."""
+
+    name: str
+    body: Body
+    options: Mapping[str, Any]
+    """The parameters that `**options` of the function stands for, by name."""
+    examples: tuple[tuple[str, str], ...]
     """Command lines, each with what it does in a few words."""
-    result = Keys()
-    nulls = False
+    result: Keys
+    nulls: bool
     """Keys of `result` without a value are null, and not left out."""
-    takes_words: str | None = None
-    """The name, in the help, of the words after `--` that typer does not parse."""
-    unused: frozenset[str] = frozenset()
+    takes_words: str | None
+    """The name, in the help, of the words after `--`, which are not parsed."""
+    unused: frozenset[str]
     """Global options that have no effect: refused after the command's name."""
 
-    # typer does not export the classes of these parameters, so the signatures can't name them.
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        used = [option for option in global_options() if self.unused.isdisjoint(option.opts)]
-        return [*self.params, *used]
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if self.takes_words and "--" in args:
-            at = args.index("--")
-            assert isinstance(ctx, Call)
-            ctx.words = tuple(args[at + 1 :])
-            args = args[:at]
-        elif self.takes_words:
-            self._check_words(ctx, args)
-        return super().parse_args(ctx, args)
-
-    def _check_words(self, ctx: Any, args: list[str]) -> None:
-        """Raises `UsageError` if a command follows the arguments without a `--`."""
-        if ctx.resilient_parsing:
-            return
-        ctx.ignore_unknown_options = True
-        try:
-            values, words, _ = self.make_parser(ctx).parse_args(list(args))
-        except typer.TyperException:  # the actual parsing reports it
-            return
-        finally:
-            ctx.ignore_unknown_options = False
-        taken = [values.get(str(param.name)) for param in self.params if isinstance(param, TyperArgument)]
-        expected = [
-            word for word in (*taken, *words[:1]) if isinstance(word, str) and not word.startswith("-")
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        hints, code = get_type_hints(self.body, include_extras=True), self.body.__code__
+        names = code.co_varnames[1 : code.co_argcount]
+        given = dict(zip(reversed(names), reversed(self.body.__defaults__ or ()), strict=False))
+        made = [_parameter(name, hints[name], given.get(name, REQUIRED)) for name in names]
+        made[1:1] = [
+            _parameter(name, kind, _EMPTY.get(get_args(kind)[0])) for name, kind in self.options.items()
         ]
-        if words and len(expected) == len(taken) + 1:
-            at = -1
-            for word in expected:
-                at = args.index(word, at + 1)
-            raise UsageError(
-                "put -- before the command" if self.takes_words == COMMAND else "put -- before paths",
-                subject=words[0],
-                hint=f"dsv {ctx.info_name} {shlex.join(args[:at])} -- {shlex.join(args[at:])}",
-            )
+        return tuple(made)
 
-    def invoke(self, ctx: Any) -> int | None:
-        assert isinstance(ctx, Call)
+    @cached_property
+    def parser(self) -> Parser:
+        """What typer makes of the declaration."""
+        from dsv.cli.parser import parser_of
+
+        return parser_of(self)
+
+    def invoke(self, call: Call) -> int | None:
+        """Run the command, and return its exit code. An error that is about an option names it."""
         if not gc.isenabled():  # see `main`
             gc.freeze()
             gc.enable()
-        self._refuse_empty(ctx)
+        self._refuse_empty(call)
         try:
-            ctx.enter()
-            code: int | None = super().invoke(ctx)
+            call.enter()
+            return self.body(call, **call.params)
         except UsageError as error:
-            about = list(self._about(ctx, error.subject)) if error.subject else []
-            only = about[0] if len(about) == 1 else None
-            named = with_option(error, only) if isinstance(only, TyperOption) else error
+            about = list(self._about(call, error.subject)) if error.subject else []
+            named = with_option(error, about[0]) if len(about) == 1 and about[0].names else error
             if named is error:
                 raise
             raise named from error
-        return code
 
-    def _about(self, ctx: Call, subject: str) -> Iterator[TyperOption | TyperArgument]:
+    def _about(self, call: Call, subject: str) -> Iterator[Parameter]:
         """Yield the parameters that were typed as `subject`, or as the end of that path. A part of
         NAME=TARGET or of a list with commas counts too."""
-        values: list[tuple[Any, object]] = [
-            (param, ctx.params[param.name]) for param in self.params if param.name in ctx.typed()
-        ]
-        values += [(option, getattr(ctx.flags, option.name, None)) for option in global_options()]
-        for param, value in values:
+        values = [(each, call.params[each.name]) for each in self.parameters if each.name in call.typed]
+        values += [(each, getattr(call.flags, each.name, None)) for each in global_options()]
+        for parameter, value in values:
             words = [
                 word
                 for word in (value if isinstance(value, list | tuple) else [value])
@@ -121,48 +154,27 @@ class Command(TyperCommand):
             ]
             parts = {part for word in words for part in (word, *word.partition("="), *word.split(","))}
             if subject in parts or any(part and subject.endswith(f"/{part}") for part in parts):
-                yield param
+                yield parameter
 
-    def _refuse_empty(self, ctx: Call) -> None:
+    def _refuse_empty(self, call: Call) -> None:
         """Raises `UsageError` for an empty word: usually a variable that is not set."""
-        for param in self.params:
-            value = ctx.params[param.name] if param.name in ctx.typed() else None
+        for parameter in self.parameters:
+            value = call.params[parameter.name] if parameter.name in call.typed else None
             words = value if isinstance(value, list | tuple) else [value]
-            if param.name != "message" and any(isinstance(word, str) and not word.strip() for word in words):
-                named = name_of(param)
+            if parameter.name != "message" and any(
+                isinstance(word, str) and not word.strip() for word in words
+            ):
+                named = parameter.label
                 hint = f"is a variable unset? dsv {self.name} --help"
                 raise UsageError(f"{named} is empty", subject=named, hint=hint)
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        names = [param.metavar or param.name for param in self.params if isinstance(param, TyperArgument)]
-        return ["[OPTIONS]", *names, *([self.takes_words] if self.takes_words else [])]
 
-    def option_rows(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-        """Return the command's own options by heading, as help shows them: names, and meaning."""
-        rows: dict[str, list[tuple[str, str]]] = {}
-        for option in [param for param in self.params if isinstance(param, TyperOption)]:
-            if (row := option.get_help_record(ctx)) is not None:
-                repeated = " May be repeated." * option.multiple
-                rows.setdefault(option.rich_help_panel or "Options", []).append((row[0], row[1] + repeated))
-        return rows
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        for heading, rows in self.option_rows(ctx).items():
-            with formatter.section(heading):
-                formatter.write_dl(rows)
-        but = f" (all but {' '.join(sorted(self.unused))})" if self.unused else ""
-        formatter.write(f"\nGlobal options{but}: dsv --help\n")
-        if alike := look_alikes(str(self.name)):
-            with formatter.section("Not to be confused with"):
-                formatter.write_dl([(f"dsv {name}", line) for name, line in alike.items()])
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples, unwrapped, so that they can be copied."""
-        formatter.write("\nExamples:\n")
-        for line, meaning in self.examples:
-            formatter.write(f"  {line}\n")
-            if meaning:
-                formatter.write(f"      {meaning}\n")
+def load(name: str) -> Command:
+    """Return a command; its module is imported when it is asked for."""
+    function = f"{name}_" if iskeyword(name) else name.replace("-", "_")
+    found = getattr(import_module(f"dsv.cli.commands.{SIBLINGS.get(name, name)}"), function)
+    assert isinstance(found, Command)
+    return found
 
 
 def command(
@@ -179,70 +191,67 @@ def command(
 
     examples: lines, each with its meaning as a comment. result: the keys of its JSON document, such as
     `commit items(path size)`; docs/json.toml describes them. options: the parameters that `**options` stands
-    for, annotated as typer reads them. nulls: keys without a value are null. words: what the help calls the
+    for, as annotations. nulls: keys without a value are null. words: what the help calls the
     words after `--`, which are in `call.words`. unused: global options without effect, such as `--cache`.
     """
+    rows = (line.strip().partition("  # ") for line in examples.strip().splitlines())
 
     def declare(body: Body) -> Command:
-        _as_annotations(body, options or {})
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(name, cls=Command, add_help_option=False)(body)
-        made = get_command(app)
-        assert isinstance(made, Command)
-        bypass_pydantic(made.params, body)
-        rows = (line.strip().partition("  # ") for line in examples.strip().splitlines())
-        made.examples = tuple((typed, meaning) for typed, _, meaning in rows)
-        made.result, made.takes_words = Keys.parse(result), words
-        made.nulls, made.unused = nulls, frozenset(unused)
-        return made
+        return Command(
+            name=name,
+            body=body,
+            options=options or {},
+            examples=tuple((typed, meaning) for typed, _, meaning in rows),
+            result=Keys.parse(result),
+            nulls=nulls,
+            takes_words=words,
+            unused=frozenset(unused),
+        )
 
     return declare
 
 
-def option(written: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002 (typer's word)
+def option(
+    written: str,
+    help: str,  # noqa: A002 (typer's word)
+    default: Any = None,
+    parser: Callable[[str], Any] | None = None,
+    **more: Any,
+) -> Any:
     """Declare an option as the help shows it: its names and its metavar, as in `-n --limit N`.
 
     Without a default, a flag is False, a text empty, and anything else None. The metavar of a number (N, TIME
     or SIZE) determines how it is parsed; TEXT has to be UTF-8.
     """
-    names = [word for word in written.split() if word.startswith("-")]
+    names = tuple(word for word in written.split() if word.startswith("-"))
     metavar = " ".join(word for word in written.split() if not word.startswith("-")) or None
-    made = typer.Option(..., *names, metavar=metavar, help=help, **more)
-    made.preset = default
-    return made
+    return Parameter(names=names, metavar=metavar, help=help, default=default, parser=parser, more=more)
 
 
-def argument(metavar: str, default: Any = None, **more: Any) -> Any:
+def argument(
+    metavar: str, default: Any = None, parser: Callable[[str], Any] | None = None, **more: Any
+) -> Any:
     """Declare an argument by its metavar in the usage line. It is required unless that is in brackets."""
-    made = typer.Argument(metavar=metavar, **more)
-    made.preset = default if metavar.startswith("[") else inspect.Parameter.empty
-    return made
+    preset = default if metavar.startswith("[") else REQUIRED
+    return Parameter(metavar=metavar, default=preset, parser=parser, more=more)
 
 
-def _as_annotations(body: Body, more: Mapping[str, Any]) -> None:
-    """Have typer read `full: bool = option(…)` as `full: Annotated[bool, option(…)] = False`.
-    more: shared parameters of that form for the body's `**options`, after its first two parameters."""
-    signature = inspect.signature(body, eval_str=True)
-    parameters = []
-    for each in signature.parameters.values():
-        if hasattr(made := each.default, "preset"):
-            kinds = get_args(each.annotation) or (each.annotation,)
-            if made.parser is None and (int in kinds or made.metavar == "TEXT"):
-                made.parser = _PARSERS.get(made.metavar)
-            preset = _EMPTY.get(each.annotation) if made.preset is None else made.preset
-            kind: Any = Annotated[each.annotation, made]
-            each = each.replace(default=preset, annotation=kind)
-            body.__annotations__[each.name] = kind
-        if each.kind is not each.VAR_KEYWORD:
-            parameters.append(each.replace(kind=each.KEYWORD_ONLY))
-    parameters[2:2] = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=_EMPTY.get(get_args(kind)[0]), annotation=kind
-        )
-        for name, kind in more.items()
-    ]
-    body.__annotations__ |= more
-    body.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+def _unchanged(word: Any) -> Any:
+    return word
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
+    """Return a parameter that is declared as `full: bool = option(…)` or `full: Annotated[bool, option(…)] = False`."""
+    kind, *extras = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if not isinstance(default, Parameter):
+        (declared,) = extras
+        assert isinstance(declared, Parameter)
+        return msgspec.structs.replace(declared, name=name, kind=kind, default=default)
+    preset = _EMPTY.get(kind) if default.default is None else default.default
+    parser = default.parser
+    if parser is None and (int in (get_args(kind) or (kind,)) or default.metavar == "TEXT"):
+        parser = _PARSERS.get(default.metavar or "")
+    return msgspec.structs.replace(default, name=name, kind=kind, default=preset, parser=parser)
 
 
 def text(value: str) -> str:
@@ -268,88 +277,33 @@ def whole(least: int) -> Callable[[str], int]:
     return number
 
 
-def _remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> None:
-    session = ctx.find_object(CommandLine)
-    if session is not None and value not in (None, False):
-        setattr(session.flags, param.name, value)
-
-
-def _show_help(ctx: typer.Context, value: bool) -> None:
-    session = ctx.find_object(CommandLine)
-    if session is not None and value and not ctx.resilient_parsing:
-        text = ctx.get_help()
-        session.out.line(with_headings(text) if session.around.stdout_ink.on else text)
-        raise typer.Exit
-
-
-_PARSERS = {"N": whole(1), "TIME": parse_duration, "SIZE": parse_size, "TEXT": text}
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "N": whole(1),
+    "TIME": parse_duration,
+    "SIZE": parse_size,
+    "TEXT": text,
+}
 _EMPTY = {bool: False, str: ""}
+_SEVERAL: tuple[Any, ...] = (list[str], list[str] | None)
+_PLAIN: tuple[Any, ...] = (str, str | None, bool, *_SEVERAL)
 
 
 @cache
-def global_options() -> tuple[Any, ...]:
-    """Return the global options, whose values go to the session's `Flags`."""
-    kinds: dict[str, Any] = {}
-    for written, meaning in GLOBAL_OPTIONS:
+def global_options() -> tuple[Parameter, ...]:
+    """Return the global options, whose values go to the session's `Flags`; `--version` is no option of a command."""
+    made = []
+    for written, meaning in GLOBAL_OPTIONS[:-1]:
         names = written.replace(",", "")
-        flag = names.split()[-1].startswith("-")
-        long = names.partition("--")[2].partition(" ")[0].replace("-", "_")
-        name = "directory" if names == "-C DIR" else long
-        callback = _show_help if name == "help" else _remember
-        made = option(names, meaning, expose_value=False, is_eager=True, callback=callback)
-        kinds[name] = Annotated[bool, made] if flag else Annotated[str | None, made]
-    del kinds["version"]  # which is no option of a command
-
-    def body() -> None:
-        """Is never called."""
-
-    _as_annotations(body, kinds)
-    app = typer.Typer(add_completion=False)
-    app.command(add_help_option=False)(body)
-    params = get_command(app).params
-    bypass_pydantic(params, body)
-    return tuple(params)
+        declared: Parameter = option(names, meaning)
+        flag = declared.metavar is None
+        name = "directory" if names == "-C DIR" else declared.names[-1].lstrip("-").replace("-", "_")
+        made.append(
+            _parameter(name, Annotated[bool if flag else str | None, declared], False if flag else None)
+        )
+    return tuple(made)
 
 
-_PLAIN: tuple[Any, ...] = (str, bool, list[str])
-
-
-def bypass_pydantic(params: Iterable[Any], function: Callable[..., Any]) -> None:
-    """Pass words to their parser, and plain text, flags and lists of text to the command unchanged.
-
-    Typer passes every word through pydantic, whose import takes longer than most commands. Typer documents
-    `process_value` as the step from words to value. If typer stopped calling it, commands would work but
-    start slowly; tests/cli/test_process.py checks that it is called.
-    """
-    declared = get_type_hints(function, include_extras=True)
-    for param in params:
-        kind, *extras = get_args(declared[param.name])
-        parse = next((parser for extra in extras if (parser := getattr(extra, "parser", None))), None)
-        if parse is not None or kind in _PLAIN or any(kind == plain | None for plain in _PLAIN):
-            param.process_value = partial(_process_value, param, parse, param.process_value)
-
-
-def _process_value(
-    param: TyperOption | TyperArgument,
-    parse: Callable[[str], Any] | None,
-    process: Callable[[Any, Any], Any],
-    ctx: typer.Context,
-    value: Any,
-) -> Any:
-    if param.required and param.value_is_missing(value):
-        return process(ctx, value)  # which raises typer's own error
-    several = param.multiple or param.nargs == -1
-    if value is None:
-        value = () if several else None
-    elif parse is not None:
-        try:
-            value = [parse(word) for word in value] if several else parse(value)
-        except UsageError as error:
-            raise (with_option(error, param) if isinstance(param, TyperOption) else error) from None
-    return value if param.callback is None else param.callback(ctx, param, value)
-
-
-def with_option(error: UsageError, option: TyperOption) -> UsageError:
+def with_option(error: UsageError, option: Parameter) -> UsageError:
     """Return the error with the option's name before its message, unless that names it already."""
     if any(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", error.message) for name in option.opts):
         return error

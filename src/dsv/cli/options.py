@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from dsv.api.context import Context
-from dsv.cli.declare import option, text
+from dsv.cli.declare import argument, option, text
 from dsv.errors import UsageError
 from dsv.values.names import Target, clean_path
 from dsv.workspace.workspace import Workspace
 
-TargetOrBase = Annotated[str, typer.Argument(metavar="[TARGET]")]
+TargetOrBase = Annotated[str, argument("[TARGET]")]
 """A target; without one, the base of the workspace."""
-Targets = Annotated[list[str] | None, typer.Argument(metavar="[TARGET]...")]
-Paths = Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")]
+Targets = Annotated[list[str] | None, argument("[TARGET]...")]
+Paths = Annotated[list[str] | None, argument("[PATH]...")]
 
 All = Annotated[bool, option("-a --all", "List every path, however many there are.")]
 AllowRemovals = Annotated[bool, option("--allow-removals", "Publish even if more than half of the paths go.")]

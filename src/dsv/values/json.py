@@ -61,7 +61,9 @@ def check_json(value: Json, depth: int = 0) -> Json:
 
 def on_a_line(value: Json) -> str:
     """Return JSON on one line that YAML reads as the same value: what can't be seen is an escape."""
-    text = json.dumps(value, ensure_ascii=False)
+    from json import dumps
+
+    text = dumps(value, ensure_ascii=False)
     return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in text)
 
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument, TyperOption
 
-from dsv.cli.app import load, root
 from dsv.cli.call import Call, CommandLine
 from dsv.cli.catalogue import COMMANDS, HIDDEN, MODES
-from dsv.cli.declare import argument
+from dsv.cli.declare import argument, load
 from dsv.cli.declare import command as declare_command
 from dsv.cli.output import CommandOutput
+from dsv.cli.parser import root
 from dsv.cli.terminal import Surroundings
 from dsv.errors import UsageError
 
@@ -69,9 +69,10 @@ def complete(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, lis
     if rest:
         if rest[0] not in COMMANDS:
             return NOTHING_ELSE, []
-        command = load(rest[0])
-        if command.takes_words and "--" in rest:
+        declared = load(rest[0])
+        if declared.takes_words and "--" in rest:
             return FILES, []
+        command = declared.parser
         context = command.make_context(rest[0], rest[1:], parent=context, resilient_parsing=True)
     param, before = _asked(command, context, typed, word)
     word = word[len(before) :]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 from dsv.api.branches import BranchPath
 from dsv.api.context import Context
@@ -24,20 +22,6 @@ from dsv.values.units import format_bytes, parse_moment, rfc3339
 if TYPE_CHECKING:
     from dsv.format.records import CommitRecord
     from dsv.values.ids import CommitId
-
-_FILTERS = f"{__name__}.filters"
-
-
-def _filter(fits: Callable[[CommitRecord, Any], bool]) -> Callable[..., Any]:
-    """Make an option a filter, as its callback: only commits that fit the option's value are shown."""
-
-    def remember(call: typer.Context, value: Any) -> Any:
-        if value:
-            call.meta.setdefault(_FILTERS, []).append(lambda commit: fits(commit, value))
-        return value
-
-    return remember
-
 
 COMMIT_KEYS = "commit parents author time message files bytes"
 _MOVE_KEYS = "number commit before deleted author time action forced message"
@@ -63,16 +47,8 @@ def log(
     limit: int | None = option("-n --limit N", "Show at most N commits.", parser=whole(1)),
     since: str | None = option("--since TIME", "Commits from then on: 2026-11-20, or 2w for two weeks ago."),
     until: str | None = option("--until TIME", "Commits up to then."),
-    author: str = option(
-        "--author TEXT",
-        "Only commits whose author contains TEXT.",
-        callback=_filter(lambda commit, text: text.casefold() in commit.author.casefold()),
-    ),
-    grep: str = option(
-        "--grep TEXT",
-        "Only commits whose message contains TEXT.",
-        callback=_filter(lambda commit, text: text.casefold() in commit.message.casefold()),
-    ),
+    author: str = option("--author TEXT", "Only commits whose author contains TEXT."),
+    grep: str = option("--grep TEXT", "Only commits whose message contains TEXT."),
     follow: str | None = option("--follow PATH", "Where a file's content comes from, through renames."),
     reflog: str | None = option("--reflog BRANCH", "Show every move of BRANCH, even if it was deleted."),
     first_parent: bool = option("--first-parent", "Follow only the first parent of merges."),
@@ -100,7 +76,7 @@ def log(
             paths=dataset_paths(context, call.words, [wanted]),
             since_ms=_moment(context, since),
             until_ms=_moment(context, until, end=True),
-            filters=call.meta.get(_FILTERS, ()),
+            filters=tuple(_filters(author, grep)),
             first_parent=first_parent,
             stat=stat,
             follow=_followed(call, context, follow, wanted),
@@ -120,6 +96,13 @@ def _followed(call: Call, context: Context, path: str | None, target: Target) ->
         raise UsageError("--follow takes one file, and no paths after --", subject="--follow")
     (found,) = dataset_paths(context, [path], [target])
     return found
+
+
+def _filters(author: str, grep: str) -> Iterator[Callable[[CommitRecord], bool]]:
+    if author:
+        yield lambda commit: author.casefold() in commit.author.casefold()
+    if grep:
+        yield lambda commit: grep.casefold() in commit.message.casefold()
 
 
 def _moment(context: Context, typed: str | None, *, end: bool = False) -> float | None:
@@ -201,7 +184,7 @@ def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
 
 def _show_moves(call: Call, branch: str, limit: int | None, *, jsonl: bool) -> None:
     """Show the moves of a branch. Raises `UsageError` for arguments that select or show commits."""
-    if call.words or not call.typed() <= {"reflog", "limit", "jsonl"}:
+    if call.words or not call.typed <= {"reflog", "limit", "jsonl"}:
         raise UsageError(
             "--reflog shows the moves of a branch, and takes nothing but -n, --json and --jsonl",
             subject="--reflog",

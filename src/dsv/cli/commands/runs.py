@@ -247,7 +247,7 @@ def _write(call: Call, views: list[RunView], query: RunQuery, sweep: SweepView |
 def _delete(
     call: Call, ids: list[str], dataset: DatasetName | None, age: str | None, yes: bool, force: bool
 ) -> int:
-    typed = call.typed()
+    typed = call.typed
     others = typed - {"run", "dataset", "delete", "older_than", "yes", "force"}
     refusal = UsageError(
         "--delete takes ids or --older-than, with --dataset, --yes and --force alone",

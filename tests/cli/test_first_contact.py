@@ -8,8 +8,7 @@ import pytest
 
 from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.declare import load
-from dsv.cli.mistakes import OTHER_NAMES
-from dsv.cli.parser import root
+from dsv.cli.parser import OTHER_NAMES, root
 from tests.kit.dsv import Dsv, write_files
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dsv.cli.call import Call
 from dsv.cli.declare import Command, argument, command, option
-from dsv.cli.mistakes import OTHER_NAMES
+from dsv.cli.parser import OTHER_NAMES
 from tests.kit.dsv import Dsv
 
 Add = Callable[[Command], None]

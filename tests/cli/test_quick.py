@@ -105,4 +105,4 @@ def test_global_options_before_the_command(monkeypatch: pytest.MonkeyPatch) -> N
         assert call is None or seen(call) == by_typer(words, monkeypatch), words
     quick = quick_call(session_of(["--store=s3://b", "-q", "ls", "pets"]))
     assert quick is not None and (quick.flags.store, quick.flags.quiet) == ("s3://b", True)
-    assert len(GLOBAL_OPTIONS) == len(global_options()) + 1
+    assert len(GLOBAL_OPTIONS) == len(global_options())

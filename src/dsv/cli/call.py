@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -82,24 +82,18 @@ class CommandLine(msgspec.Struct):
             self.around.stderr.flush()
 
 
-class Call:
+class Call(msgspec.Struct, eq=False, dict=True):
     """The first argument of every command: what was typed, with settings and output."""
 
-    answered = False
+    session: CommandLine
+    command: Command
+    params: dict[str, Any]
+    typed: Set[str]
+    """The names of the parameters that were given on the command line."""
+    words: tuple[str, ...] = ()
+    """The words after `--`, for commands that take some."""
+    answered: bool = False
     """The result was printed as JSON, so nothing more is printed for people."""
-
-    def __init__(
-        self,
-        session: CommandLine,
-        command: Command,
-        params: Mapping[str, Any],
-        typed: Iterable[str],
-        words: tuple[str, ...] = (),
-    ) -> None:
-        """typed: the names of the parameters that were given on the command line. words: those after `--`,
-        for commands that take some."""
-        self.session, self.command, self.params = session, command, params
-        self.typed, self.words = frozenset(typed), words
 
     @property
     def flags(self) -> Flags:

@@ -81,8 +81,9 @@ class Parameter(msgspec.Struct, eq=False, kw_only=True):
 
     def read(self, value: Any) -> Any:
         """Return the value of typed words: a list of several. Raises `UsageError`."""
-        parse = self.parser or _unchanged
-        return [parse(word) for word in value] if self.is_several else parse(value)
+        if self.parser is None:
+            return list(value) if self.is_several else value
+        return [self.parser(word) for word in value] if self.is_several else self.parser(value)
 
     @property
     def is_plain(self) -> bool:
@@ -90,7 +91,7 @@ class Parameter(msgspec.Struct, eq=False, kw_only=True):
         return self.parser is not None or self.kind in _PLAIN
 
 
-class Command(msgspec.Struct, eq=False, kw_only=True, dict=True):
+class Command(msgspec.Struct, eq=False, dict=True):
     """A command with its examples and the keys of the JSON that it prints."""
 
     name: str
@@ -147,26 +148,23 @@ class Command(msgspec.Struct, eq=False, kw_only=True, dict=True):
         values = [(each, call.params[each.name]) for each in self.parameters if each.name in call.typed]
         values += [(each, getattr(call.flags, each.name, None)) for each in global_options()]
         for parameter, value in values:
-            words = [
-                word
-                for word in (value if isinstance(value, list | tuple) else [value])
-                if isinstance(word, str)
-            ]
-            parts = {part for word in words for part in (word, *word.partition("="), *word.split(","))}
+            parts = {
+                part for word in _words(value) for part in (word, *word.partition("="), *word.split(","))
+            }
             if subject in parts or any(part and subject.endswith(f"/{part}") for part in parts):
                 yield parameter
 
     def _refuse_empty(self, call: Call) -> None:
         """Raises `UsageError` for an empty word: usually a variable that is not set."""
-        for parameter in self.parameters:
-            value = call.params[parameter.name] if parameter.name in call.typed else None
-            words = value if isinstance(value, list | tuple) else [value]
-            if parameter.name != "message" and any(
-                isinstance(word, str) and not word.strip() for word in words
-            ):
-                named = parameter.label
+        for each in self.parameters:
+            typed = each.name in call.typed and each.name != "message"
+            if typed and not all(word.strip() for word in _words(call.params[each.name])):
                 hint = f"is a variable unset? dsv {self.name} --help"
-                raise UsageError(f"{named} is empty", subject=named, hint=hint)
+                raise UsageError(f"{each.label} is empty", subject=each.label, hint=hint)
+
+
+def _words(value: object) -> list[str]:
+    return [word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)]
 
 
 def load(name: str) -> Command:
@@ -197,27 +195,14 @@ def command(
     rows = (line.strip().partition("  # ") for line in examples.strip().splitlines())
 
     def declare(body: Body) -> Command:
-        return Command(
-            name=name,
-            body=body,
-            options=options or {},
-            examples=tuple((typed, meaning) for typed, _, meaning in rows),
-            result=Keys.parse(result),
-            nulls=nulls,
-            takes_words=words,
-            unused=frozenset(unused),
-        )
+        made = tuple((typed, meaning) for typed, _, meaning in rows)
+        keys = Keys.parse(result)
+        return Command(name, body, options or {}, made, keys, nulls, words, frozenset(unused))
 
     return declare
 
 
-def option(
-    written: str,
-    help: str,  # noqa: A002 (typer's word)
-    default: Any = None,
-    parser: Callable[[str], Any] | None = None,
-    **more: Any,
-) -> Any:
+def option(written: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002 (typer's word)
     """Declare an option as the help shows it: its names and its metavar, as in `-n --limit N`.
 
     Without a default, a flag is False, a text empty, and anything else None. The metavar of a number (N, TIME
@@ -225,19 +210,14 @@ def option(
     """
     names = tuple(word for word in written.split() if word.startswith("-"))
     metavar = " ".join(word for word in written.split() if not word.startswith("-")) or None
+    parser = more.pop("parser", None)
     return Parameter(names=names, metavar=metavar, help=help, default=default, parser=parser, more=more)
 
 
-def argument(
-    metavar: str, default: Any = None, parser: Callable[[str], Any] | None = None, **more: Any
-) -> Any:
+def argument(metavar: str, default: Any = None, **more: Any) -> Any:
     """Declare an argument by its metavar in the usage line. It is required unless that is in brackets."""
     preset = default if metavar.startswith("[") else REQUIRED
-    return Parameter(metavar=metavar, default=preset, parser=parser, more=more)
-
-
-def _unchanged(word: Any) -> Any:
-    return word
+    return Parameter(metavar=metavar, default=preset, parser=more.pop("parser", None), more=more)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
@@ -250,7 +230,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
     preset = _EMPTY.get(kind) if default.default is None else default.default
     parser = default.parser
     if parser is None and (int in (get_args(kind) or (kind,)) or default.metavar == "TEXT"):
-        parser = _PARSERS.get(default.metavar or "")
+        parser = _PARSERS.get(default.metavar)
     return msgspec.structs.replace(default, name=name, kind=kind, default=preset, parser=parser)
 
 
@@ -277,12 +257,7 @@ def whole(least: int) -> Callable[[str], int]:
     return number
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "N": whole(1),
-    "TIME": parse_duration,
-    "SIZE": parse_size,
-    "TEXT": text,
-}
+_PARSERS: dict[Any, Any] = {"N": whole(1), "TIME": parse_duration, "SIZE": parse_size, "TEXT": text}
 _EMPTY = {bool: False, str: ""}
 _SEVERAL: tuple[Any, ...] = (list[str], list[str] | None)
 _PLAIN: tuple[Any, ...] = (str, str | None, bool, *_SEVERAL)
@@ -290,16 +265,14 @@ _PLAIN: tuple[Any, ...] = (str, str | None, bool, *_SEVERAL)
 
 @cache
 def global_options() -> tuple[Parameter, ...]:
-    """Return the global options, whose values go to the session's `Flags`; `--version` is no option of a command."""
+    """Return the global options, whose values go to the session's `Flags`."""
     made = []
-    for written, meaning in GLOBAL_OPTIONS[:-1]:
-        names = written.replace(",", "")
-        declared: Parameter = option(names, meaning)
-        flag = declared.metavar is None
-        name = "directory" if names == "-C DIR" else declared.names[-1].lstrip("-").replace("-", "_")
-        made.append(
-            _parameter(name, Annotated[bool if flag else str | None, declared], False if flag else None)
-        )
+    for written, meaning in GLOBAL_OPTIONS:
+        declared: Parameter = option(written.replace(",", ""), meaning)
+        kind = bool if declared.metavar is None else str | None
+        name = declared.opts[-1].lstrip("-").replace("-", "_")
+        name = "directory" if name == "C" else name
+        made.append(_parameter(name, Annotated[kind, declared], _EMPTY.get(kind)))
     return tuple(made)
 
 

@@ -39,7 +39,12 @@ def main() -> int:
     # Imports make no garbage, and collections took a tenth of a short command. `Command.invoke` enables them.
     gc.disable()
     try:
-        _import_msgspec()
+        # msgspec takes the same names from typing if this is missing, whose import takes as long as its own.
+        if "typing_extensions" not in sys.modules:
+            sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+            import msgspec  # noqa: F401
+
+            del sys.modules["typing_extensions"]
         from dsv.cli.app import exit_now, reset_sigchld, run
         from dsv.cli.terminal import of_process
 
@@ -56,16 +61,6 @@ def main() -> int:
     exit_now(code)
     gc.freeze()  # else Python looks for garbage among all that was imported, for 40 ms
     return code
-
-
-def _import_msgspec() -> None:
-    """Import msgspec without typing_extensions, which takes as long: it takes the same names from typing then."""
-    if "typing_extensions" not in sys.modules:
-        sys.modules["typing_extensions"] = None  # type: ignore[assignment]
-        try:
-            import msgspec  # noqa: F401
-        finally:
-            del sys.modules["typing_extensions"]
 
 
 def _speak_utf8() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Annotated, Any
 
@@ -16,7 +16,6 @@ from dsv import __version__
 from dsv.cli.call import Call, CommandLine
 from dsv.cli.catalogue import COMMANDS, look_alikes, root_help, with_headings
 from dsv.cli.declare import COMMAND, Command, Parameter, global_options, load, with_option
-from dsv.cli.mistakes import explain, no_such_command
 from dsv.errors import UsageError
 
 _WORDS = f"{__name__}.words"
@@ -30,7 +29,7 @@ class Parser(TyperCommand):
     # typer does not export the classes of these parameters, so the signatures can't name them.
 
     def get_params(self, ctx: Any) -> list[Any]:
-        unused = self.declared.unused
+        unused = {*self.declared.unused, "--version"}
         return [*self.params, *(param for param in global_params() if unused.isdisjoint(param.opts))]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -127,15 +126,12 @@ def _made(parameters: Sequence[Parameter], **command: Any) -> Any:
         """Is never called."""
 
     kinds = {each.name: Annotated[each.kind, _info(each)] for each in parameters}
+    defaults = {each.name: {"default": each.default, "annotation": kinds[each.name]} for each in parameters}
+    signature = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **more) for name, more in defaults.items()
+    ]
     function.__annotations__ = kinds
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name]
-            )
-            for each in parameters
-        ]
-    )
+    function.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(add_help_option=False, **command)(function)
     made = get_command(app)
@@ -150,8 +146,7 @@ def _info(parameter: Parameter) -> Any:
     if not parameter.names:
         return typer.Argument(metavar=parameter.metavar, **more)
     if parameter in global_options():
-        callback = _show_help if parameter.name == "help" else _remember
-        more = {"callback": callback, "expose_value": False, "is_eager": True}
+        more = {"callback": _remember, "expose_value": False, "is_eager": True}
     return typer.Option(..., *parameter.names, metavar=parameter.metavar, help=parameter.help, **more)
 
 
@@ -179,23 +174,15 @@ def _process_value(
 
 
 def _remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> None:
+    """Note a global option; show help or the version."""
     session = ctx.find_object(CommandLine)
-    if session is not None and value not in (None, False):
+    if session is None or value in (None, False):
+        return
+    if param.name not in ("help", "version"):
         setattr(session.flags, param.name, value)
-
-
-def _show_help(ctx: typer.Context, value: bool) -> None:
-    session = ctx.find_object(CommandLine)
-    if session is not None and value and not ctx.resilient_parsing:
-        text = ctx.get_help()
+    elif not ctx.resilient_parsing:
+        text = ctx.get_help() if param.name == "help" else f"dsv {__version__}"
         session.out.line(with_headings(text) if session.around.stdout_ink.on else text)
-        raise typer.Exit
-
-
-def _show_version(ctx: typer.Context, value: bool) -> None:
-    session = ctx.find_object(CommandLine)
-    if session is not None and value and not ctx.resilient_parsing:
-        session.out.line(f"dsv {__version__}")
         raise typer.Exit
 
 
@@ -203,7 +190,7 @@ class Root(TyperGroup):
     """The program: imports the module of a command when that command is asked for."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return [*self.params, *global_params()]
+        return list(global_params())
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -218,7 +205,7 @@ class Root(TyperGroup):
         if name == "help" and len(args) > 1:
             name, args = args[1], [args[1], "--help"]
         if name not in COMMANDS and not ctx.resilient_parsing:
-            raise no_such_command(name)
+            raise _no_such_command(name)
         session = ctx.find_object(CommandLine)
         if session is not None:
             session.command = name
@@ -231,23 +218,7 @@ class Root(TyperGroup):
 
 def root() -> Root:
     """Return the whole program as typer sees it."""
-    app = typer.Typer(
-        name="dsv", cls=Root, invoke_without_command=True, add_completion=False, add_help_option=False
-    )
-    app.callback()(_before_the_command)
-    made = get_command(app)
-    assert isinstance(made, Root)
-    return made
-
-
-def _before_the_command(
-    ctx: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, expose_value=False, is_eager=True)
-    ] = False,
-) -> None:
-    if ctx.invoked_subcommand is None:
-        raise UsageError("no command was given", hint="dsv --help")
+    return Root(name="dsv", invoke_without_command=True, add_help_option=False)
 
 
 def invoke(arguments: Sequence[str], session: CommandLine) -> int | None:
@@ -255,8 +226,109 @@ def invoke(arguments: Sequence[str], session: CommandLine) -> int | None:
     try:
         with root().make_context("dsv", list(arguments), obj=session) as ctx:
             code: int | None = ctx.command.invoke(ctx)
+            if not session.command:
+                raise UsageError("no command was given", hint="dsv --help")
             return code
     except typer.Exit as end:
         return end.exit_code
     except typer.TyperException as error:
-        raise explain(error, session) from error
+        raise _explain(error, session) from error
+
+
+_HINTS = {
+    ("config", "--list"): "dsv config",
+    ("config", "--get"): "dsv config KEY",
+    ("config", "--global"): "dsv config KEY VALUE",
+    ("datasets", "--size"): "dsv datasets shows the sizes",
+    ("log", "-p"): "dsv log --stat sums up what each commit changed; dsv show TARGET --name-status lists it",
+    ("tag", "-d"): "dsv tag --delete NAME",
+}
+"""Hints for options of other tools that are spelled like no option of dsv."""
+
+
+def _explain(error: typer.TyperException, session: CommandLine) -> UsageError:
+    """Turn an error of typer into one sentence and a hint."""
+    path = f"dsv {session.command}".strip()
+    hint = f"{path} --help"
+    subject = None
+    # typer does not export the classes of its errors: an attribute that only one of them has identifies it.
+    unknown, missing = getattr(error, "option_name", None), getattr(error, "param", None)
+    if isinstance(unknown, str) and hasattr(error, "possibilities"):
+        subject = unknown
+        message = f"{path} has no option {subject}"
+        if any(subject in option.opts for option in global_options() if option.name != "version"):
+            message = f"{path} does not take {subject}"
+        elif _HINTS.get((session.command, str(subject))):
+            hint = _HINTS[session.command, str(subject)]
+        elif close := _misspelt(unknown.lstrip("-"), [one.lstrip("-") for one in error.possibilities or ()]):
+            hint = f"{path} --{close}"
+    elif missing is not None and hasattr(error, "param_type"):
+        subject = missing.metavar or missing.name
+        message = f"{path} needs {subject}"
+    else:
+        text = error.format_message().replace("\n", " ").rstrip(". ")
+        several = " " in text.rpartition("(")[2]
+        text = text.replace("argument(s)", "arguments" if several else "argument").replace(
+            "Value error, ", ""
+        )
+        message = text[:1].lower() + text[1:]
+    return UsageError(message, subject=subject, hint=hint)
+
+
+OTHER_NAMES: dict[str, str] = {
+    "add": "dsv sync commits a workspace; dsv put FILE DATASET:PATH adds files without one",
+    "commit": "dsv sync",
+    "push": "dsv sync",
+    "upload": "dsv put FILE DATASET:PATH; dsv sync commits a workspace",
+    "checkout": "dsv switch BRANCH follows a branch; dsv restore PATH puts files back",
+    "reset": "dsv restore",
+    "rebase": "dsv merge BRANCH; history is never rewritten",
+    "stash": "dsv sync --new-branch NAME publishes your changes on a branch of their own",
+    "undo": "dsv restore gives up your changes; dsv revert undoes one commit; dsv rollback takes the branch back",
+    "cancel": "dsv stop RUN",
+    "fetch": "dsv pull updates a workspace; dsv clone makes one; dsv cache makes read-only files",
+    "download": "dsv clone makes a workspace; dsv cache makes read-only files; dsv export writes a tar or a folder",
+    "history": "dsv log",
+    "blame": "dsv log --follow PATH says in which commit a file got its content, and from which path it came",
+    "list": "dsv ls",
+    "clean": "dsv evict",
+    "pin": "dsv hold TARGET keeps it cached; dsv lock TARGET > data.lock names its commit in a file",
+    "unpin": "dsv release TARGET",
+    "submit": "dsv run --detach, or dsv run --on POOL",
+    "sweep": "dsv run TARGET -p lr=0.1,0.01 --sweep starts a run for each value",
+    "jobs": "dsv runs",
+    "mount": "ratarmount dsv://DATASET@REV DIR mounts a commit (pip install 'dsv-data[mount]'); dsv cache makes files",
+    "plot": "dsv runs RUN --plot METRIC draws a curve; dsv runs --csv is for a program that plots",
+    "ps": "dsv runs",
+    "kill": "dsv stop RUN",
+    "attach": "dsv logs -f RUN shows what a run writes; dsv wait RUN ends with it",
+    "tail": "dsv logs -f RUN",
+    "tags": "dsv tag",
+    "branches": "dsv branch",
+    "reflog": "dsv log --reflog BRANCH shows every move of a branch",
+    "remote": "dsv config store shows the store; dsv config store URL names another",
+    "login": "there is nothing to log in to: credentials are found as the AWS tools find them; dsv config",
+    "remove": "dsv rm removes files of a dataset; dsv evict drops a cached commit",
+    "rename": "dsv mv renames files of a dataset; a dataset keeps its name",
+    "cp": "dsv put copies files into a dataset; dsv cat and dsv clone copy them out of it",
+    "prune": "dsv gc frees a store; dsv evict drops a cached commit",
+    "fsck": "dsv verify checks a store, dsv cached --check a cache",
+    "delete": "dsv datasets --delete deletes a dataset, dsv rm files, dsv tag --delete a tag",
+}
+"""The command of dsv, or a sentence with it, by the names of commands in other tools."""
+
+
+def _no_such_command(name: str) -> UsageError:
+    close = _misspelt(name, COMMANDS)
+    hint = OTHER_NAMES.get(name) or (f"dsv {close}" if close else "dsv --help")
+    return UsageError(f"there is no command {name}", subject=name, hint=hint)
+
+
+def _misspelt(name: str, names: Iterable[str]) -> str | None:
+    """Return the similar name that was probably meant: it has the same first letter, or the same letters."""
+    from difflib import get_close_matches
+
+    for close in get_close_matches(name, names, 3, 0.65):
+        if close[0] == name[0] or sorted(close) == sorted(name):
+            return close
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import threading
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from dsv.errors import IntegrityError
@@ -25,6 +25,13 @@ _ONE_OF = 4
 _WINDOW_MAX = 32 << 20  # bytes of history a frame may ask a reader to hold
 
 
+@cache
+def _zstandard() -> Any:
+    import zstandard  # takes a while to import
+
+    return zstandard
+
+
 class Codec(enum.IntEnum):
     RAW = 0
     ZSTD = 1
@@ -34,9 +41,7 @@ class Compressor:
     """Compresses contents if that saves a tenth or more. Not thread-safe."""
 
     def __init__(self) -> None:
-        import zstandard
-
-        self._zstd = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
+        self._zstd = _zstandard().ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
         self._in_vain = 0
 
     def pack(self, data: Buffer) -> tuple[Codec, Buffer]:
@@ -67,9 +72,7 @@ class Compressor:
 class _Local(threading.local):
     @cached_property
     def zstd(self) -> Any:
-        import zstandard  # takes a while to import
-
-        return zstandard.ZstdDecompressor(max_window_size=_WINDOW_MAX)
+        return _zstandard().ZstdDecompressor(max_window_size=_WINDOW_MAX)
 
 
 _local = _Local()
@@ -77,10 +80,10 @@ _local = _Local()
 
 def compress(data: Buffer) -> bytes:
     """Return one zstd frame, even if it saves nothing."""
-    import zstandard
-
-    return zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False).compress(
-        data
+    return (
+        _zstandard()
+        .ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
+        .compress(data)
     )
 
 
@@ -91,20 +94,16 @@ _EMPTY = re.compile(rb"(?:\x02\0\0.)*", re.DOTALL)
 def carrying(frame: bytes, data: bytes) -> bytes:
     """Return a zstd frame that unpacks to the same bytes, with other data in empty blocks before its own: each
     holds a byte of the data, compressed, which unpacking passes over."""
-    import zstandard
-
-    at, packed = zstandard.frame_header_size(frame), compress(data)
+    at, packed = _zstandard().frame_header_size(frame), compress(data)
     return frame[:at] + b"".join(b"\x02\0\0%c" % one for one in packed) + frame[at:]
 
 
 def carried(frame: bytes, largest: int) -> bytes | None:
     """Return the data that `carrying` has put into a frame; None if there is none that is whole."""
-    import zstandard
-
     try:
-        blocks = _EMPTY.match(frame, zstandard.frame_header_size(frame))
+        blocks = _EMPTY.match(frame, _zstandard().frame_header_size(frame))
         return None if blocks is None else unpack_frame(blocks[0][3::4], 1, largest)
-    except (IntegrityError, zstandard.ZstdError):
+    except (IntegrityError, _zstandard().ZstdError):
         return None
 
 
@@ -120,15 +119,13 @@ def unpack(codec: Codec, stored: Buffer, length: int) -> bytes:
 
 def unpack_frame(stored: Buffer, smallest: int, largest: int) -> bytes:
     """Return the content of one zstd frame. Raises `IntegrityError` if its stated size is out of range."""
-    import zstandard
-
     try:
-        promised = zstandard.frame_content_size(stored)
+        promised = _zstandard().frame_content_size(stored)
         if not smallest <= promised <= largest:  # -1: the header has no size
             expected = str(largest) if smallest == largest else f"at most {largest}"
             raise IntegrityError(f"a zstd frame says that it has {promised} bytes, not {expected}")
         data: bytes = _local.zstd.decompress(stored, max_output_size=promised, allow_extra_data=False)
-    except zstandard.ZstdError as error:
+    except _zstandard().ZstdError as error:
         raise IntegrityError(f"a zstd frame is damaged: {error}") from None
     if len(data) != promised:
         raise IntegrityError(f"a zstd frame has {len(data)} bytes and says {promised}")

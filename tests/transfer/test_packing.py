@@ -57,8 +57,22 @@ def session() -> Iterator[Session]:
         yield session
 
 
+class Finished(PackBuilder):
+    """A pack of this content, without a table."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    @property
+    def size(self) -> int:
+        return len(self._content)
+
+    def finish(self) -> memoryview:
+        return memoryview(self._content)
+
+
 def sealed(content: bytes) -> SealedPack:
-    return SealedPack(PackId.random(), memoryview(content), [])
+    return SealedPack(PackId.random(), Finished(content), [])
 
 
 def test_a_pack_that_fails_at_any_moment_is_not_taken_for_stored(

@@ -138,7 +138,8 @@ class PackBuilder:
         lacking = end - len(self._data)
         if lacking > 0:
             self._data.extend(bytes(max(lacking, min(len(self._data), _GROWTH))))
-        self._data[self._end : end] = data
+        with memoryview(self._data) as view:  # a bytearray would copy the data first
+            view[self._end : end] = data
         self._end = end
 
 

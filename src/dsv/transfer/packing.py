@@ -26,10 +26,10 @@ OnStored = Callable[[PackId, int, list[Row]], None]
 
 
 class SealedPack(msgspec.Struct):
-    """A finished pack that is not stored yet."""
+    """A full pack, to be finished and stored: its hash takes time."""
 
     id: PackId
-    data: memoryview
+    builder: PackBuilder
     rows: list[Row]
 
 
@@ -73,7 +73,7 @@ class Sender:
 
     def send(self, pack: SealedPack) -> None:
         """Take over the pack; block while too much is in flight."""
-        size = len(pack.data)
+        size = pack.builder.size
         with self._room:
             self._room.wait_for(lambda: self._in_flight == 0 or self._in_flight + size <= IN_FLIGHT)
         self._raise_failures()
@@ -102,12 +102,13 @@ class Sender:
         self._pending = going
 
     def _store(self, pack: SealedPack) -> None:
-        size = len(pack.data)
+        size = pack.builder.size
         try:
-            self._session.put_pack(pack.id, pack.data)
+            data = pack.builder.finish()
+            self._session.put_pack(pack.id, data)
             if self._on_stored is not None:
                 self._on_stored(pack.id, size, pack.rows)
-            self._memory.give(pack.data)
+            self._memory.give(data)
         finally:
             with self._room:
                 self._in_flight -= size
@@ -163,7 +164,7 @@ class PackStream:
 
     def flush(self) -> None:
         if self._rows:
-            self._seal(SealedPack(self._id, self._builder.finish(), self._rows))
+            self._seal(SealedPack(self._id, self._builder, self._rows))
             self._start()
 
     def _start(self) -> None:

@@ -451,13 +451,14 @@ class RewrittenPacks:
         self._put_index()
 
     def _seal(self, pack: SealedPack) -> None:
+        data = pack.builder.finish()
         with explain_denied_write(self._repository.store.url):
-            self._repository.store.put_if_absent(keys.pack_key(pack.id), pack.data)
+            self._repository.store.put_if_absent(keys.pack_key(pack.id), data)
         for kind, object_id, where in pack.rows:
             self._builder.add(kind, Id(object_id), where)
         self._rows += len(pack.rows)
-        self._bytes += len(pack.data)
-        self.stored += len(pack.data)
+        self._bytes += len(data)
+        self.stored += len(data)
         if self._rows >= _INDEX_ROWS or self._bytes >= INDEX_BYTES:
             self._put_index()
 

@@ -60,6 +60,52 @@ def test_what_was_edited_here_and_there_takes_few_requests_too() -> None:
     assert spent.requests < 24, spent  # 90 files changed: they alone would be 180 requests
 
 
+def test_the_recipes_of_neighbours_take_one_request() -> None:
+    store = OpenStore(MemoryStore())
+    repository = create(store)
+    files: dict[str, bytes | None] = {f"{number:02}": bytes([number]) * 1_100_000 for number in range(40)}
+    head = commit(repository, files)
+    before = store.counts
+    assert read(Repository.open(store, None), head) == files
+    spent = store.counts - before
+    assert spent.requests < 10, spent
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_a_large_piece_is_a_view_only_if_that_was_asked_for(views: bool) -> None:
+    repository = create(MemoryStore())
+    content = random.Random(9).randbytes(3 << 20)
+    wanted = wanted_of(repository, commit(repository, {"large": content}))
+    fetched = Fetcher(repository.objects, views=views).files(wanted)
+    found = [*next(fetched)[1]]
+    assert b"".join(found) == content
+    assert {type(piece) for piece in found} == {memoryview if views else bytes}
+
+
+@pytest.mark.parametrize("where", [40, 1 << 19, (3 << 20) - 1])
+def test_no_piece_of_a_large_file_is_given_unchecked(where: int) -> None:
+    """By whichever thread: one wrong byte of what a server sends is found."""
+    content = random.Random(9).randbytes(3 << 20)
+
+    class Wrong(MemoryStore):
+        def get_range(self, key: str, start: int, length: int) -> memoryview:
+            found = bytearray(super().get_range(key, start, length))
+            before = content[max(0, where - 32) : where + 1]
+            if (at := found.find(before)) >= 0:
+                found[at + len(before) - 1] ^= 1
+            return memoryview(found)
+
+    store = Wrong()
+    repository = create(store)
+    wanted = wanted_of(repository, commit(repository, {"large": content}))
+    fetched = Fetcher(repository.objects, views=True).files(wanted)
+    given = b""
+    with pytest.raises(IntegrityError):
+        for piece in next(fetched)[1]:
+            given += piece
+    assert content.startswith(given) and len(given) <= where
+
+
 def test_files_come_in_the_order_asked_for_and_may_be_left_unread() -> None:
     repository = create(MemoryStore())
     files = {

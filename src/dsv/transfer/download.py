@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
+from typing import cast
 
 import msgspec
 from blake3 import blake3
@@ -21,10 +22,11 @@ from msgspec.structs import replace
 
 from dsv.errors import IntegrityError
 from dsv.files.shared_path import AnyPath, open_at
+from dsv.format.codec import Codec
 from dsv.format.locator import Location, ObjectKind, place_at
 from dsv.format.tree import Entry
 from dsv.repo.errors import NOT_OURS
-from dsv.repo.objects.checks import checked
+from dsv.repo.objects.checks import checked, is_object, is_possible
 from dsv.repo.objects.erasures import erased_error
 from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.ranges import RangeReader, spans
@@ -36,6 +38,8 @@ from dsv.values.paths import show
 SPAN = 8 << 20
 # The weight of what may be read before it is used.
 READ_AHEAD = 64 << 20
+_RECIPES = 64
+"""The most files whose recipes are read together."""
 
 
 class ReferenceCopy(msgspec.Struct, frozen=True):
@@ -138,10 +142,11 @@ class WantedFile(msgspec.Struct, frozen=True):
     """The chunks of it that are wanted, in order; None for the whole file."""
 
 
-class _Piece(msgspec.Struct, frozen=True):
+class _Piece(msgspec.Struct):
     """One wanted chunk of a file. `last` marks a file's end; a file without chunks has a piece with no id.
 
-    fault: why the file has no further pieces, although it is not at its end.
+    fault: why the file has no further pieces, although it is not at its end. is_checked: what was read for it is the
+    chunk as it is, without compression.
     """
 
     wanted: WantedFile
@@ -149,6 +154,7 @@ class _Piece(msgspec.Struct, frozen=True):
     length: int = 0
     last: bool = True
     fault: IntegrityError | None = None
+    is_checked: bool = False
 
 
 _Read = bytes | IntegrityError
@@ -166,14 +172,17 @@ class Fetcher:
         connections: int = 8,
         budget: int = READ_AHEAD,
         span: int = SPAN,
+        views: bool = False,
     ) -> None:
         """dataset: of the files, for messages. budget: the weight of what is read ahead or waits to be used,
-        about its bytes in memory. span: the weight of one ranged read."""
+        about its bytes in memory. span: the weight of one ranged read. views: large pieces are `memoryview`s of
+        what was read, for a caller that writes them and keeps none: each holds a whole range in memory."""
         self._objects = objects
         self._dataset = dataset
         self._connections = connections
         self._budget = budget
         self._span = min(span, budget // 2)
+        self._views = views
         self._readers: list[RangeReader] = []
         self._read_singly = 0
         self._given_up: WantedFile | None = None
@@ -209,6 +218,7 @@ class Fetcher:
             objects.externals,
             connections=self._connections,
             budget=self._budget,
+            arrived=_check,
         )
         self._readers.append(reader)
         asked = spans(self._remote(wanted, plan), self._span)
@@ -228,7 +238,7 @@ class Fetcher:
 
     def _remote(self, wanted: Iterable[WantedFile], plan: deque[_Piece]) -> Iterator[tuple[Location, _Piece]]:
         erased = self._objects.erasures
-        for wanted_file in wanted:
+        for wanted_file in self._with_recipes(wanted):
             if (erasure := erased.of(wanted_file.entry)) is not None:
                 raise erased_error(self._name(wanted_file.entry), erasure)
             file = self._with_copy(wanted_file)
@@ -251,6 +261,28 @@ class Fetcher:
                         yield place, piece
             except IntegrityError as error:
                 plan.append(_Piece(file, fault=self._of_file(file.entry, error)))
+
+    def _with_recipes(self, wanted: Iterable[WantedFile]) -> Iterator[WantedFile]:
+        """Yield the files. The recipes of neighbours are read together, not one by one."""
+        source, erased = iter(wanted), self._objects.erasures
+        for first in source:
+            if first.entry.recipe_id is None:
+                yield first
+                continue
+            files, size = [first], first.entry.size
+            while size < self._budget and len(files) < _RECIPES and (file := next(source, None)) is not None:
+                files.append(file)
+                size += file.entry.size
+            asked = [
+                (file.entry.recipe_id, file.location)
+                for file in files
+                if file.entry.recipe_id is not None and file.parts is None and erased.of(file.entry) is None
+            ]
+            held = []  # while these are in use, nobody reads them again
+            with suppress(IntegrityError):  # reported as its file's
+                held = list(self._objects.recipes(asked)) if len(asked) > 1 else []
+            yield from files
+            held.clear()
 
     def _check_part(self, entry: Entry, chunk: ChunkId) -> None:
         """Raises `Erased` for a file with a part of an erased one, which was stored while that was erased."""
@@ -287,6 +319,9 @@ class Fetcher:
         if piece.wanted is self._given_up:
             return b""
         if stored is not None and where.length == piece.length:
+            if piece.is_checked:
+                data = stored[: where.stored]
+                return cast("bytes", data) if self._views else bytes(data)
             with suppress(IntegrityError):
                 return checked(ObjectKind.CHUNK, piece.chunk, where, stored[: where.stored])
         return self._read(piece, where)
@@ -350,6 +385,13 @@ class _LargeFile:
         """Skip what the caller did not consume."""
         while self._next is not None:
             self._next = None if self._next[0].last else next(self._source)
+
+
+def _check(where: Location, piece: _Piece, stored: memoryview) -> None:
+    """Check a chunk that is stored as it is, in the thread that has read it. Others would grow in memory."""
+    kind, is_raw = ObjectKind.CHUNK, where.codec is Codec.RAW and is_possible(ObjectKind.CHUNK, where)
+    if is_raw and len(stored) == where.length == piece.length:
+        piece.is_checked = is_object(kind, piece.chunk or b"", stored)
 
 
 def _read_reference(piece: _Piece) -> bytes | None:

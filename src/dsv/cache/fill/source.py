@@ -71,7 +71,7 @@ class StoreSource:
         """
         budget = max(LEAST_AHEAD, min(READ_AHEAD, ahead))
         fetcher = Fetcher(
-            self.repository.objects, self._dataset, connections=self._connections, budget=budget
+            self.repository.objects, self._dataset, connections=self._connections, budget=budget, views=True
         )
         self._fetchers.append(fetcher)
         yield from fetcher.files(wanted)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from threading import Lock
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ Read = TypeVar("Read")
 GAP = 64 << 10
 # About the memory that the Python objects of one item take: of tiny items they are the largest part by far.
 ITEM = 1 << 10
+# Items of at least this many bytes on average are worth a check in the thread that has read them.
+_LARGE = 256 << 10
 
 
 class Span(msgspec.Struct, Generic[Item]):
@@ -145,13 +147,16 @@ class RangeReader:
         *,
         connections: int = 8,
         budget: int = 64 << 20,
+        arrived: Callable[[Location, Any, memoryview], None] | None = None,
     ) -> None:
-        """externals: reads contents outside the store; None if none are wanted."""
+        """externals: reads contents outside the store; None if none are wanted. arrived: called with large items and
+        their stored bytes, by the thread that has read them."""
         self._store = store
         self._threads = threads
         self._externals = externals
         self._connections = connections
         self._budget = budget
+        self._arrived = arrived
         self.fetched_bytes = 0
         """Includes gaps between the wanted spans."""
         self._gone: set[PackId] = set()
@@ -216,6 +221,14 @@ class RangeReader:
                 abandoned.cancel()
 
     def _fetch(self, span: Span[Item]) -> memoryview | None:
+        data = self._read_span(span)
+        if data is not None and self._arrived is not None and span.size >= _LARGE * len(span.items):
+            for _, where, item in span.items:
+                at = where.offset - span.start
+                self._arrived(where, item, data[at : at + where.stored])
+        return data
+
+    def _read_span(self, span: Span[Item]) -> memoryview | None:
         if span.pack in self._gone:
             return None
         if self._externals is not None and span.pack.is_external:

@@ -24,7 +24,7 @@ SHOWN_FOLDER, SHOWN_HOME, SHOWN_PERSON = "/tmp/session", "/home/ann", "ann@lapto
 
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 _PATTERNS = {
-    r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\dZ)?": "TIME",
+    r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\dZ|[+-]\d\d:\d\d)?": "TIME",
     r"\b(?:(?:just )?now\b|(?:[\d.]+ s|\d+[wdhms](?: \d+[dhms])?) ago)": "AGO",
     r"\b[\d.]+ (?:s|ms)\b": "DURATION",
     r"\b[\d.]+ (?:B|kB|MB|GB|TB)\b": "SIZE",

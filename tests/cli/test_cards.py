@@ -134,12 +134,17 @@ def test_shards_and_splits_are_one_table(exported: Any) -> None:
         for split in ("train", "val")
         for at in range(12)
     }
-    out = exported({**shards, "data/train-other.csv": b"x\n1\n", "1.csv": b"a,b\n1,2\n", "2.csv": b"c\n3\n"})
+    odd = {"1.csv": b"a,b\n1,2\n", "2.csv": b"c\n3\n", "3.csv": b"c\n4,5\n", "4.csv": b"c\n6\n"}
+    out = exported({**shards, **odd, "data/train-other.csv": b"x\n1\n"})
     listed = [{"x": at} for at in range(12)]
     assert hub(out) == {"train": listed, "validation": listed}
     records = croissant(out)
     assert records.pop("data/train-*-of-*.parquet") == records.pop("data/val-*-of-*.parquet") == listed
-    assert records == {"1.csv": [{"a": 1, "b": 2}], "2.csv": [{"c": 3}], "data/train-other.csv": [{"x": 1}]}
+    assert records == {
+        "1.csv": [{"a": 1, "b": 2}],
+        "*.csv": [{"c": 3}, {"c": 6}],
+        "data/train-other.csv": [{"x": 1}],
+    }
     text = (out / "README.md").read_text()
     assert 'size_categories: ["n<1K"]' in text and "license" not in text
 

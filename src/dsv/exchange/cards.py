@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from glob import escape
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +29,7 @@ from dsv.values.paths import show
 from dsv.values.units import format_bytes, format_count, rfc3339
 
 CARDS: Final = {"croissant": "croissant.json", "hf": "README.md"}
-_OWN: Final = {Path(name) for card in CARDS.values() for name in (card, f".{card}.part")}
+_OWN: Final = {name.encode() for card in CARDS.values() for name in (card, f".{card}.part")}
 _FORMS = {".csv": "text/csv", ".tsv": "text/tab-separated-values", ".parquet": "application/x-parquet"}
 _SPLIT = re.compile(r"(?<![A-Za-z0-9])(train|test|validation|valid|val|dev)(?![A-Za-z0-9])")
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
@@ -104,21 +104,22 @@ def export_with_cards(
 def _checked(selection: Selection, root: Path, names: set[str], *, every: bool) -> dict[str, str]:
     """Return the SHA-256 of these files. Raises `Conflict` if one is not as in the commit; every: if any is not, or if
     there are others."""
-    walked, digests = os.walk(root) if every else (), dict[str, str]()
-    others = {Path(above, name).relative_to(root) for above, _, files in walked for name in files} - _OWN
-    others -= {Path(os.fsdecode(name)) for name, _, _ in selection.found}
+    base, digests = os.fsencode(root), dict[str, str]()
+    walked = os.walk(base) if every else ()
+    others = {(above + b"/" + name)[len(base) + 1 :] for above, _, files in walked for name in files} - _OWN
+    others.difference_update(name for name, _, _ in selection.found)
     for name, entry, _ in selection.found:
-        if entry.is_file and (every or name.decode() in names):
-            path, proof, sha = Path(os.fsdecode(name)), blake3(), hashlib.sha256()
-            if is_file := (root / path).is_file() and not (root / path).is_symlink():
-                with (root / path).open("rb") as file:
+        if entry.is_file and ((is_named := name.decode() in names) or every):
+            path, proof, sha = root / os.fsdecode(name), blake3(), hashlib.sha256()
+            if is_file := path.is_file() and not path.is_symlink():
+                with path.open("rb") as file:
                     while piece := file.read(PIECE):
                         proof.update(piece)
                         sha.update(piece)
-            digests[name.decode()] = sha.hexdigest()
-            others |= set() if is_file and proof.digest() == entry.file_id else {path}
+            digests |= {name.decode(): sha.hexdigest()} if is_named else {}
+            others |= set() if is_file and proof.digest() == entry.file_id else {name}
     if others:
-        text = f"{show(bytes(root))} is not an export of this commit: {show(bytes(min(others)))} differs"
+        text = f"{show(base)} is not an export of this commit: {show(min(others))} differs"
         raise Conflict(text, subject=str(root), hint="choose a path that does not exist")
     return digests
 
@@ -135,10 +136,9 @@ def _tables(selection: Selection, root: Path) -> Iterator[_Part]:
             if (table := read[pattern]) is not None:
                 rows = table[1] if seen[pattern] <= _MOST_READ else None
                 groups.setdefault((pattern, form, table[0]), []).append((path, entry.size, rows))
-    shared = Counter(pattern for pattern, *_ in groups)
-    for (pattern, form, columns), files in groups.items():
+    for (pattern, form, columns), files in islice(groups.items(), _MOST):
         globs = [escape(path).replace(":", "[:]") for path, *_ in files]
-        if len(files) > 1 and shared[pattern] == 1:  # then digits of any value are exact
+        if len(files) == seen[pattern] > 1:  # then any digits are exact
             globs = sorted({re.sub("[0-9]", "[0-9]", glob) for glob in globs})
         counts = [rows for *_, rows in files]
         total = None if None in counts else sum(filter(None, counts))

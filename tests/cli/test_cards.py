@@ -202,7 +202,7 @@ def test_what_gets_no_card(exported: Any, dsv: Dsv) -> None:
         assert refused.code == 2 and "cards are for whole folders of this machine" in refused.err, to
     assert dsv("export", "pets:a.csv", "x/", "--card", "hf").code == 2
     assert dsv("export", "pets", "x", "--card", "hf", "--skip-damaged").code == 2
-    assert "'mlx' is no kind of card" in dsv("export", "pets", "x", "--card", "mlx").err
+    assert "--card has no kind 'mlx'" in dsv("export", "pets", "x", "--card", "mlx").err
     dsv.ok("put", "out/README.md", "pets:readme.md")
     own = dsv("export", "pets", "x", "--card", "hf,croissant")
     assert (

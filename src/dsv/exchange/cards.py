@@ -161,7 +161,7 @@ def _images(selection: Selection) -> Iterator[_Part]:
     for top in sorted({""} if "" in tops else tops):
         forms = {form: count for (above, form), count in counts.items() if top in ("", above)}
         globs, count = sorted(f"{top}/**/*{form}".lstrip("/") for form in forms), sum(forms.values())
-        yield _Part("", top or "images", globs, count, size, count, (*columns,))
+        yield _Part("", top or "images", globs, count, size // len(tops), count, (*columns,))
 
 
 def _read(path: Path) -> tuple[tuple[_Column, ...], int | None] | None:
@@ -209,42 +209,33 @@ def _ids(texts: Iterable[str]) -> Iterator[str]:
 def _croissant(selection: Selection, title: str, parts: list[_Part], digests: dict[str, str]) -> str:
     listed, records = list[dict[str, Any]](), list[dict[str, Any]]()
     for part, part_id in zip(parts, _ids(part.name for part in parts), strict=True):
-        is_file, files_id = part.form and part.files == 1, {"@id": f"{part_id}-files"}
+        where, is_file = {"@id": f"{part_id}-files"}, bool(part.form) and part.files == 1
         files: dict[str, Any] = {"@type": "cr:FileSet", "includes": part.globs}
         if is_file:
             size = {"contentSize": f"{part.bytes} B", "sha256": digests[part.name]}
             files = {"@type": "cr:FileObject", "contentUrl": part.name, **size}
-        files |= {"encodingFormat": _FORMS.get(part.form, ["image/jpeg", "image/png"])}
-        listed.append({**files_id, "name": part.name, **files})
+        form = _FORMS.get(part.form, ["image/jpeg", "image/png"])
+        listed.append({**where, "name": part.name, **files, "encodingFormat": form})
         names, fields = [name for name, *_ in part.columns], list[dict[str, Any]]()
         for (name, lists, kind, _), field_id in zip(part.columns, _ids(names), strict=True):
             source: dict[str, Any] = {
-                "fileObject" if is_file else "fileSet": files_id,
+                "fileObject" if is_file else "fileSet": where,
                 "extract": {"column": name},
             }
             if not part.form:
                 source["extract"] = {"fileProperty": "content" if name == "image" else "fullpath"}
                 source |= {"transform": {"regex": "(?:.*/)?([^/]+)/[^/]+$"}} if name == "label" else {}
-            field: dict[str, Any] = {
-                "@type": "cr:Field",
-                "@id": f"{part_id}/{field_id}",
-                "name": name,
-                "dataType": kind,
-            }
-            field |= {"source": source} | ({"isArray": True, "arrayShape": "-1"} if lists else {})
-            if (
-                kind and name and not name.startswith("__index_level_") and names.count(name) == 1
-            ):  # as for pandas
-                fields.append(field)
-        records += (
-            [{"@type": "cr:RecordSet", "@id": part_id, "name": part.name, "field": fields}] if fields else []
-        )
+            more = {"isArray": True, "arrayShape": "-1"} if lists else {}
+            more |= {"@id": f"{part_id}/{field_id}", "name": name, "dataType": kind, "source": source}
+            if kind and name and name[:13] != "__index_level" and names.count(name) == 1:  # as pandas has it
+                fields.append({"@type": "cr:Field", **more})
+        record = {"@type": "cr:RecordSet", "@id": part_id, "name": part.name, "field": fields}
+        records += [record] if fields else []
     tops = sorted({name.partition(b"/")[0].decode() for name, _, _ in selection.found if b"/" in name})
-    for number, glob in enumerate(
-        ["*", *(f"{escape(top)}/**" for top in tops)] if len(tops) <= _MOST else ["**"]
-    ):
-        every = {"includes": [glob], "encodingFormat": "application/octet-stream"}
-        listed.append({"@type": "cr:FileSet", "@id": f"folder-{number}-files", "name": glob, **every})
+    globs = ["*", *(f"{escape(top)}/**" for top in tops)] if len(tops) <= _MOST else ["**"]
+    every = {"@type": "cr:FileSet", "encodingFormat": "application/octet-stream"}
+    for number, glob in enumerate(globs):
+        listed.append({**every, "@id": f"folder-{number}-files", "name": glob, "includes": [glob]})
     done, licence = selection.exported(), licence_of(selection.tree)
     named = {"license": licence.get("id") or licence["title"]} if licence else {}
     document = {
@@ -275,9 +266,8 @@ def _hub(selection: Selection, title: str, parts: list[_Part]) -> str:
         front = {"license": "other", "license_name": licence["title"], "license_link": licence["file"]}
     if rows and None not in rows:
         at = sum(sum(filter(None, rows)) >= 1000 * 10**power for power in range(10))
-        front["size_categories"] = [
-            f"{_SIZES[at - 1]}<n<{_SIZES[at]}" if 0 < at < 10 else "n>1T" if at else "n<1K"
-        ]
+        size = f"{_SIZES[at - 1]}<n<{_SIZES[at]}" if 0 < at < 10 else "n>1T" if at else "n<1K"
+        front["size_categories"] = [size]
     front |= {"pretty_name": title, "configs": configs, "dataset_info": infos}
     yaml = [f"{key}: {on_a_line(value)}" for key, value in front.items() if value]
     return "\n".join(["---", *yaml, "---", "", "# Dataset", "", f"    {show(title.encode())}", ""])

@@ -79,7 +79,7 @@ def export(
     cards = {} if card is None else dict.fromkeys(card.split(","))
     if unknown := cards.keys() - CARDS.keys():
         hint = f"--card {','.join(CARDS)}"
-        raise UsageError(f"{min(unknown)!r} is no kind of card", subject="--card", hint=hint)
+        raise UsageError(f"--card has no kind {min(unknown)!r}", subject="--card", hint=hint)
     with call.context() as context:
         options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
         write = partial(

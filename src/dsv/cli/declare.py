@@ -269,7 +269,7 @@ def global_options() -> tuple[Parameter, ...]:
     made = []
     for written, meaning in GLOBAL_OPTIONS:
         declared: Parameter = option(written.replace(",", ""), meaning)
-        kind = bool if declared.metavar is None else str | None
+        kind: Any = bool if declared.metavar is None else str | None
         name = declared.opts[-1].lstrip("-").replace("-", "_")
         name = "directory" if name == "C" else name
         made.append(_parameter(name, Annotated[kind, declared], _EMPTY.get(kind)))

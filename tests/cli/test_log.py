@@ -204,7 +204,9 @@ def test_log_shows_people_and_programs_the_same_commits(signed_pets: Dsv) -> Non
     assert abs(age.total_seconds()) < 600
     assert [json.loads(line) for line in signed_pets.ok("log", "--jsonl").lines] == items
     text = signed_pets.ok("log").out
-    assert re.search(rf"commit {head} \(main\)\nAuthor: Bo\nDate:   \d{{4}}-\d\d-\d\d \d\d:\d\d[+-]\d\d:\d\d\n", text)
+    assert re.search(
+        rf"commit {head} \(main\)\nAuthor: Bo\nDate:   \d{{4}}-\d\d-\d\d \d\d:\d\d[+-]\d\d:\d\d\n", text
+    )
     assert "    first\n    \n    with a second paragraph" in text.replace("\n\n    with", "\n    \n    with")
     assert signed_pets.ok("log", "--oneline", "-n", "1").lines == [f"{head[:12]} (main) second"]
     assert signed_pets.ok("log", "@v1", "--oneline").lines == [f"{items[1]['commit'][:12]} (v1) first"]

@@ -330,7 +330,9 @@ def test_a_wide_terminal_shows_when_runs_started(pets: Dsv) -> None:
     wide, narrow = (pets("runs", terminal=True, width=width) for width in (120, 80))
     head, *rows = re.sub(r"\x1b[^m]*m", "", wide.out).splitlines()
     assert head.split() == ["RUN", "DATA", "STARTED", "TOOK", "RESULT"]
-    assert len(rows) == 2 and all(re.search(r"  20\d\d-\d\d-\d\d \d\d:\d\d[+-]\d\d:\d\d  ", row) for row in rows)
+    assert len(rows) == 2 and all(
+        re.search(r"  20\d\d-\d\d-\d\d \d\d:\d\d[+-]\d\d:\d\d  ", row) for row in rows
+    )
     assert "STARTED" not in narrow.out and "STARTED" not in pets.ok("runs").out
 
 

@@ -35,7 +35,7 @@ REFUSED = {
     "evict": "--unused-for --max-size --max-files --min-free",
     "run": "--data --engine --code --out --into -p/--param --gpus --cpus --memory --time --nodes "
     "--retries --parallel",
-    "export": "--shard-size --shuffle",
+    "export": "--shard-size --shuffle --card",
     "lineage": "--depth",
     "node": "--rank --attempt",
     "runs": "--dataset -n/--limit --filter",

@@ -34,7 +34,7 @@ _FORMS = {".csv": "text/csv", ".tsv": "text/tab-separated-values", ".parquet": "
 _SPLIT = re.compile(r"(?<![A-Za-z0-9])(train|test|validation|valid|val|dev)(?![A-Za-z0-9])")
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 _MOST, _MOST_READ, _MOST_CSV = 100, 1000, 64 << 20
-"""Tables and folders that a card names; files of one table, and bytes of a CSV, that are read for their columns."""
+"""Tables and folders that a card names; files, and columns, of one table that it tells of; bytes of a CSV."""
 _TERMS = """arrayShape citeAs column containedIn equivalentProperty extract field fileProperty fileObject fileSet format
     includes isArray isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated replace
     samplingRate separator source subField transform"""
@@ -181,13 +181,15 @@ def _read(path: Path) -> tuple[tuple[_Column, ...], int | None] | None:
                 return (), None  # 0x is a number for pyarrow, and a text for all who read cards
             else:
                 tab = "\t" if path.suffix == ".tsv" else ","
+                if data.partition(b"\n")[0].count(tab.encode()) >= _MOST_READ:
+                    return (), None
                 how = csv.ParseOptions(delimiter=tab, newlines_in_values=True)
                 table = csv.read_csv(BufferReader(data), parse_options=how)
                 schema, rows = table.schema, table.num_rows
     except (ArrowException, OSError):
         return None
     columns, more = list[_Column](), schema.metadata or {}
-    for field in schema:
+    for field in schema if len(schema) <= _MOST_READ else ():
         outer = str(field.type).partition("<")[0]
         lists = outer if outer in ("list", "large_list") else ""
         dtype = str(field.type.value_type if lists else field.type)

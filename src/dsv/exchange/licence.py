@@ -8,7 +8,9 @@ from dsv.repo.tree.reader import TreeReader
 from dsv.transfer.download import Fetcher, WantedFile
 
 _FILE = re.compile(rb"(licen[cs]e|copying)(\.(md|txt|rst))?|readme\.md", re.IGNORECASE)
-_CARD = re.compile(r"---\s*\n(?:(?!---).*\n)*?license:\s*(?:- *)?[\"']?([A-Za-z0-9][\w.+-]{0,63})[\"']?\s*\n")
+_CARD = re.compile(
+    r"---[ \t\r]*\n(?:(?!---).*\n)*?license:[ \t\r]*(?:\n[ \t]*- *)?[\"']?([A-Za-z0-9][\w.+-]{0,63})[\"']?[ \t\r]*\n"
+)
 _MOST = 1 << 20
 
 

@@ -329,8 +329,7 @@ def export(
     instead: one file's content, else a tar with names relative to the target's path. skip_damaged: leave out
     unreadable files, and name them in the result; else raise `IntegrityError`. strict: raise `Conflict` if files
     of the target were erased; else write the rest. force: replace files at the URL that dsv did not write.
-    options: how to reach an s3:// URL; None: like the store. shards: as for `Shards`. cards: as for
-    `export_with_cards`. tags: of this folder.
+    options: how to reach an s3:// URL; None: like the store. shards, cards, tags: as their classes say.
 
     Raises `Conflict`, with nothing written, if something that dsv did not write is in the way, a folder is at
     a file's path or vice versa, or another export writes to the URL; `Unsupported` for missing packages, read-only

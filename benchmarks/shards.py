@@ -50,7 +50,7 @@ def read_back(shards: Path, known: dict[str, bytes]) -> int:
     for sample in webdataset.WebDataset(paths, shardshuffle=False):
         names = {f"{sample['__key__']}.{suffix}": suffix for suffix in ("jpg", "json")}
         assert names.keys() <= left, f"{sample['__key__']} came twice"
-        left -= names.keys()
+        left.difference_update(names)  # with -= all that is left would be copied each time
         for name, suffix in names.items():
             assert blake3(sample[suffix]).digest(16) == known[name], name
         count += 1

@@ -12,7 +12,7 @@ import pytest
 from dsv.api import environment
 from dsv.cli import catalogue
 from dsv.cli.declare import Command
-from tests.kit.dsv import Dsv, write_files
+from tests.kit.dsv import Dsv, made_once, write_files
 
 FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2", "test/1.png": b"3"}
 SIGNED_FILES = {
@@ -41,6 +41,7 @@ def dsv_of_the_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dsv]:
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     """Dataset `pets` with the tags v1 and v2; the cache is `cache` beside the workspace."""
     here = dsv.at(dsv.cwd, DSV_CACHE=str(dsv.cwd.parent / "cache"))
@@ -55,6 +56,7 @@ def pets(dsv: Dsv) -> Dsv:
 
 
 @pytest.fixture
+@made_once
 def signed_pets(dsv: Dsv) -> Dsv:
     """Dataset `pets` with one commit of Ann Lee, tagged v1."""
     write_files(dsv.cwd, SIGNED_FILES)
@@ -65,6 +67,7 @@ def signed_pets(dsv: Dsv) -> Dsv:
 
 
 @pytest.fixture
+@made_once
 def untagged_pets(dsv: Dsv) -> Dsv:
     """Dataset `pets` with one commit, which has no tag."""
     write_files(dsv.cwd, UNTAGGED_FILES)

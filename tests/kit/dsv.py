@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import chdir, suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,28 @@ class Dsv:
         with self.start(*arguments, **options) as process:
             out, err = process.communicate(timeout=timeout)
         return Result(process.returncode, (out or b"").decode(), (err or b"").decode())
+
+
+def made_once(make: Callable[[Dsv], Dsv]) -> Callable[[Dsv], Dsv]:
+    """Have commands make what each test gets, in a person's folders, once for each worker; a test gets a copy.
+
+    Only for stores and workspaces: a cache and runs note more of where they are than this renews.
+    """
+    kept: dict[Path, Dsv] = {}
+
+    @wraps(make)
+    def copied(dsv: Dsv) -> Dsv:
+        place = dsv.cwd.parents[1] / f"made-{make.__module__}.{make.__name__}"
+        if place not in kept:
+            kept[place] = make(Dsv.of(place / "home", place / "work"))
+        top, made = dsv.cwd.parent, kept[place]
+        shutil.copytree(place, top, symlinks=True, dirs_exist_ok=True)
+        for file in (*top.rglob("*.toml"), *top.rglob("*.json")):
+            file.write_bytes(file.read_bytes().replace(bytes(place), bytes(top)))
+        environ = {name: value.replace(str(place), str(top)) for name, value in made.environ.items()}
+        return Dsv(dsv.home, top / made.cwd.relative_to(place), {**dsv.environ, **environ})
+
+    return copied
 
 
 def plain_environment(home: Path) -> dict[str, str]:

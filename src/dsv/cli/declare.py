@@ -258,7 +258,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 _PARSERS: dict[Any, Any] = {"N": whole(1), "TIME": parse_duration, "SIZE": parse_size, "TEXT": text}
-_EMPTY = {bool: False, str: ""}
+_EMPTY: dict[Any, Any] = {bool: False, str: ""}
 _SEVERAL: tuple[Any, ...] = (list[str], list[str] | None)
 _PLAIN: tuple[Any, ...] = (str, str | None, bool, *_SEVERAL)
 

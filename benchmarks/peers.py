@@ -201,16 +201,17 @@ class Dvc:
 class Restic:
     """A backup program: packs, chunks and encrypts."""
 
+    tools: Path
     name: str = "restic"
 
     def version(self) -> str:
-        return _first_line("restic", "version")
+        return _first_line(self.tools / "restic", "version")
 
     def _call(self, job: Job, *arguments: str | Path, cwd: Path | None = None) -> Command:
         place = f"s3:{job.server.endpoint}/{job.bucket}" if job.server else str(job.depot)
         cache = str(job.work / "restic-cache")
         env = {"RESTIC_REPOSITORY": place, "RESTIC_PASSWORD": "benchmark", "RESTIC_CACHE_DIR": cache}
-        return job.command("restic", "--quiet", *arguments, cwd=cwd, env=env)
+        return job.command(self.tools / "restic", "--quiet", *arguments, cwd=cwd, env=env)
 
     def prepare(self, job: Job) -> None:
         run(self._call(job, "init"))

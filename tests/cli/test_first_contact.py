@@ -9,10 +9,11 @@ import pytest
 from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.declare import load
 from dsv.cli.parser import OTHER_NAMES, root
-from tests.kit.dsv import Dsv, write_files
+from tests.kit.dsv import Dsv, made_once, write_files
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     write_files(dsv.cwd, {"labels.csv": b"a,b\n", "val/cat/1.txt": b"1\n"})
     dsv.ok("init", "pets")

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.dsv import Dsv, write_files
+from tests.kit.dsv import Dsv, made_once, write_files
 
 
 @pytest.fixture
+@made_once
 def forked(dsv: Dsv) -> Dsv:
     """Workspaces `main` (where this is) and `side`, whose branches have a commit each after their common one."""
     main, side = dsv.at(dsv.cwd / "main"), dsv.at(dsv.cwd / "side")

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.dsv import Dsv, Result, write_files
+from tests.kit.dsv import Dsv, Result, made_once, write_files
 from tests.labs.s3_server import S3Server
 from tests.stores.servers_on_moto import LaxServer
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     """A workspace of `pets` with one commit, tagged v1, on the branches main and relabel."""
     write_files(dsv.cwd, {"a.txt": b"alpha\n"})

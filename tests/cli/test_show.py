@@ -7,12 +7,13 @@ import random
 import pytest
 
 from dsv.cli.declare import load
-from tests.kit.dsv import Dsv, write_files
+from tests.kit.dsv import Dsv, made_once, write_files
 
 MB = 1 << 20
 
 
 @pytest.fixture
+@made_once
 def zoo(dsv: Dsv) -> Dsv:
     """Two commits: everything of the first was touched by the second, but for `same`."""
     big = random.Random(5).randbytes(6 * MB)

@@ -80,8 +80,8 @@ _local = _Local()
 
 def compress(data: Buffer) -> bytes:
     """Return one zstd frame, even if it saves nothing."""
-    zstd = _zstandard().ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
-    return bytes(zstd.compress(data))
+    compressor = _zstandard().ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
+    return bytes(compressor.compress(data))
 
 
 _EMPTY = re.compile(rb"(?:\x02\0\0.)*", re.DOTALL)

@@ -123,7 +123,8 @@ class Context(msgspec.Struct, frozen=True):
         from dsv.stores.open import local_folder, open_store
 
         choice = self.settings.store(text)
-        is_absent = (folder := local_folder(choice.url)) is not None and not folder.exists()
+        folder = local_folder(choice.url) if create or choice.origin == BUILT_IN else None
+        is_absent = folder is not None and not folder.exists()
         was_there = is_absent and _notes(self, choice.url)[0].exists()
         if was_there and create:
             raise Unreachable(

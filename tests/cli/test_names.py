@@ -113,6 +113,8 @@ def test_a_workspace_knows_its_store_wherever_that_lies(pets: Dsv) -> None:
     store.rename(moved)
     assert pets("sync").code == 6
     assert pets.ok("sync", "--store", str(moved)).out == head
+    refused(pets.at(pets.home)("init", "pets", "--store", str(store)), 6, "is not there, and it was once")
+    store.mkdir()
     pets.at(pets.home).ok("init", "pets", "--store", str(store))
     pets.ok("put", "a.txt", "pets:a.txt")
     pets.ok("branch", "pets@relabel", "pets@main")

@@ -208,6 +208,8 @@ def test_only_you_is_said_of_a_store_that_only_you_can_read(dsv: Dsv) -> None:
     ("key", "value"),
     [
         ("prefer", "sideways"),
+        ("pool", "a,a"),
+        ("pool", "a,,b"),
         ("pools.b.engine", "nonsense"),
         ("pools.p.wait", "abc"),
         ("pools.p.jobs", "0"),

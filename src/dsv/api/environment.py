@@ -25,6 +25,7 @@ from dsv.api.settings import (
     is_reserved,
     no_folder,
     parse_setting,
+    pool_names,
     read_environment,
     read_workspace,
 )
@@ -86,6 +87,8 @@ def lasting(key: str, value: str, cwd: Path) -> str:
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
     if key in PARSED:
         parse_setting(Setting(key, value, "the command line"))
+    if key == "pool":
+        pool_names(value)
     if key.startswith("pools."):
         _check_pool_setting(key, value)
     last = key.rpartition(".")[2]

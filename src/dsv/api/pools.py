@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from dsv.api.cache import Stager
 from dsv.api.cache_targets import CacheTarget
 from dsv.api.context import Context
-from dsv.api.settings import POOL_FIELDS, Setting, Settings, check_key, is_name
+from dsv.api.settings import POOL_FIELDS, Setting, Settings, check_key, is_name, pool_names
 from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
@@ -45,12 +45,7 @@ def pools_to_try(settings: Settings, on: str | None) -> tuple[Pool, ...]:
     setting = Setting("pool", on, "--on") if on is not None else settings.get("pool")
     if setting is None:
         return ()
-    names = [name.strip() for name in setting.value.split(",")]
-    if "" in names or len(set(names)) < len(names):
-        raise UsageError(
-            f"{setting.value!r} is not a list of different pools", subject=setting.value, hint="--on A,B"
-        )
-    return tuple(load_pool(settings, name, setting.origin) for name in names)
+    return tuple(load_pool(settings, name, setting.origin) for name in pool_names(setting.value))
 
 
 def load_pool(settings: Settings, name: str, origin: str) -> Pool:

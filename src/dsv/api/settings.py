@@ -330,6 +330,13 @@ def check_key(key: str) -> None:
     raise UsageError(f"there is no setting {key}", subject=key, hint=hint)
 
 
+def pool_names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if "" in names or len(set(names)) < len(names):
+        raise UsageError(f"{text!r} is not a list of different pools", subject=text, hint="--on A,B")
+    return names
+
+
 def is_reserved(key: str) -> bool:
     """Return whether the key is of the pool that has no settings."""
     return key.startswith(f"pools.{HERE}.")

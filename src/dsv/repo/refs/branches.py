@@ -90,13 +90,8 @@ def deleted(tombstone: Head) -> NotFound:
     return NotFound(f"{what} {who}", subject=subject, hint=hint.replace("{}", command))
 
 
-def way_on(tombstone: Head) -> str:
-    """Return the command for a workspace on a deleted branch: it follows a new name, or brings the branch back."""
-    return _told(tombstone)[2]
-
-
 def _told(tombstone: Head) -> tuple[str, str, str, str]:
-    """Return what happened, its subject, the command that helps, and a hint with {} for the command."""
+    """Return what happened, its subject, the command that helps a workspace, and a hint with {} for the command."""
     action, branch, dataset = Action.parse(tombstone.entry.action), tombstone.branch, tombstone.dataset
     to, old = (renamed(tombstone.entry, which) for which in (RENAMED_TO, RENAMED_FROM))
     subject: str = dataset
@@ -486,7 +481,7 @@ class Refs(Tags):
         rule, listed = self._rules.get(branch), self._listed.get(branch)
         has_none = listed is not None and listed.rule is None
         limits = rule.limits if rule is not None else None if has_none else UNSET
-        then = way_on(head) if head.entry.deleted else None
+        then = _told(head)[2] if head.entry.deleted else None
         self.answers.add_branch(head.dataset, head.branch, head.entry, head.number, limits, then)
         return head
 

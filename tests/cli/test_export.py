@@ -234,11 +234,11 @@ def test_what_a_gc_removes_meanwhile_is_expired_and_not_damaged(
     work.ok("sync")
     contents, store = export_module.Selection.contents, Path(work.ok("config", "store").out.strip())
 
-    def late(self: export_module.Selection) -> object:
+    def late(self: export_module.Selection, found: object) -> object:
         work.ok("expire", "pets", "--keep-last", "1")
         for path in store.glob("packs/*/*"):
             path.unlink()
-        return contents(self)
+        return contents(self, found)
 
     monkeypatch.setattr(export_module.Selection, "contents", late)
     done = mixed("export", f"pets@{old}", "folder", "--skip-damaged")
@@ -366,11 +366,8 @@ def test_the_same_command_compares_what_is_there_and_writes_the_rest(
     (tags / "w1/zero").unlink()
     (tags / "w1/zero").write_bytes(b"x")
     again = tagged("export", "pets", "--all-tags", "tags")
-    assert (
-        again.code == 5
-        and "tags/w1/zero is not as in the tag" in again.err
-        and "move tags/w1 away" in again.err
-    )
+    assert again.code == 5 and "'tags/w1/zero' is not as in the tag" in again.err
+    assert "move tags/w1 away" in again.err
     (tags / "w1/zero").unlink()
     skipped = tagged("export", "pets", "--all-tags", "tags", "--skip-damaged", "--json")
     assert skipped.code == 5 and [one["path"] for one in skipped.json["items"][3]["damaged"]] == ["zero"]

@@ -187,7 +187,7 @@ def test_only_what_changed_is_written_and_what_is_gone_is_deleted(shapes: Dsv) -
     assert not list((root / "images").iterdir())
 
 
-def test_each_page_is_found_from_the_first(shapes: Dsv) -> None:
+def test_each_page_is_found_from_the_first(shapes: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (b"three", b"four"):
         write_files(shapes.cwd, {"notes.txt": text})
         shapes.ok("sync", "-m", text.decode())
@@ -205,6 +205,8 @@ def test_each_page_is_found_from_the_first(shapes: Dsv) -> None:
         "since v1",
     ]
     assert page(root, "shapes: v2 to v4").exists()
+    monkeypatch.setattr("dsv.site.build._NEWEST", 1)
+    assert "3 of these 4 have a page." in page(site(shapes), "shapes").read_text("utf-8")
 
 
 def test_a_folder_with_other_files_is_refused(shapes: Dsv) -> None:

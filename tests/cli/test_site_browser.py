@@ -42,8 +42,11 @@ def pages(dsv_of_the_file: Dsv) -> Path:
     here.ok("tag", "v1")
     write_files(here.cwd, {"labels.csv": b"id,size\na,2\nb,\nc,3\n", "circle/0.png": png(shade=250)})
     here.ok("sync", "-m", "second")
-    for rate, loss in (("9", "[3, 2, 1]"), ("10", "[3, 1, 0.5]")):
-        job = f'echo \'{{"accuracy": 0.{rate}, "loss": {loss}}}\' > "$DSV_OUT/metrics.json"; echo > "$DSV_OUT/model"'
+    for rate in ("9", "10"):
+        job = f"""
+            echo '{{"accuracy": 0.{rate}}}' > "$DSV_OUT/metrics.json"; echo > "$DSV_OUT/model"
+            for step in 1 9 3; do echo "{{\\"step\\": $step, \\"loss\\": $step}}"; done > "$DSV_OUT/metrics.jsonl"
+        """
         assert (
             here.process(
                 "run", "shapes@v1", "-p", f"lr={rate}", "--into", "models", "--", "sh", "-c", job

@@ -10,7 +10,7 @@ import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
 
@@ -172,7 +172,7 @@ class Commit:
             self._found = found
 
     def __repr__(self) -> str:
-        if (read := self.__dict__.get("_record")) is None:  # the store is not asked for this
+        if (read := self.__dict__.get("_read")) is None:  # the store is not asked for this
             return f"<dsv.Commit {self._target}>"
         about = f"{format_count(read.files, 'file')}, {format_bytes(read.bytes)}, {rfc3339(read.time_ms)}"
         title, _, _ = read.message.partition("\n")
@@ -413,9 +413,12 @@ class Commit:
     def _tree(self) -> KeptTree:
         return self._opened.tree(self._resolved.commit)
 
-    @cached_property
+    @property
     def _record(self) -> CommitRecord:
-        return self._opened.repository.objects.commit(self._resolved.commit)
+        known = self.__dict__.get("_read")
+        if known is None:
+            known = self._read = self._opened.repository.objects.commit(self._resolved.commit)
+        return cast("CommitRecord", known)
 
     def _pinned(self, path: str = "") -> Target:
         found = self._resolved

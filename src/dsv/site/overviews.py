@@ -92,7 +92,9 @@ def _history(source: Source, of: DatasetHistory) -> Block:
                           Cell(message, more=names), by, when(about.time_ms), about.files, size(about.bytes),
                           more))  # fmt: skip
     heads = ("", "commit", "message", "author", "time", "files>", "size>", "more")
-    note = "" if not rows or not list(of.commits.values())[-1].parents else "It has more commits than these."
+    note = "" if not rows or not list(of.commits.values())[-1].parents else "It has more commits than these. "
+    with_page = sum(row[1].page is not None for row in rows)
+    note += f"{with_page:,} of these {len(rows):,} have a page." if with_page < len(rows) else ""
     return show.table("History", heads, rows, "commits", note=note, kind="history")
 
 

@@ -387,7 +387,14 @@ def test_a_file_without_room_for_another_link_is_written(
 
 @pytest.mark.parametrize(
     "more",
-    [["tags", "--force"], ["tags", "--shuffle", "1"], ["-"], ["s3://bucket/x"], ["file:///tmp/x"]],
+    [
+        ["tags", "--force"],
+        ["tags", "--card", "hf"],
+        ["tags", "--shuffle", "1"],
+        ["-"],
+        ["s3://bucket/x"],
+        ["file:///tmp/x"],
+    ],
     ids=str,
 )
 def test_tags_become_folders_here_and_nothing_else(tagged: Dsv, more: list[str]) -> None:

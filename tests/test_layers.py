@@ -58,6 +58,7 @@ PROGRAMS = {
     PACKAGE / "files/sync_process.py",
     PACKAGE / "cache/fill/helper_process.py",
     PACKAGE / "cache/hold.py",
+    PACKAGE / "exchange/export_folder.py",
     PACKAGE / "run/engines/kubernetes/rendezvous.py",
     PACKAGE / "run/engines/reaper.py",
     PACKAGE / "site/decoding.py",

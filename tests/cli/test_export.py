@@ -7,12 +7,15 @@ import io
 import os
 import pty
 import random
+import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dsv.exchange import export as export_module
+from dsv.exchange import export_folder
 from dsv.format.locator import ObjectKind
 from tests.api.test_damage_marks import flip
 from tests.kit.dsv import Dsv, assert_documented
@@ -106,10 +109,10 @@ def test_an_export_that_loses_a_race_is_a_conflict(
     """Another makes something of the name while the export writes."""
     contents = export_module.Selection.contents
 
-    def late(*arguments: object) -> object:
+    def late(*arguments: object, **how: object) -> object:
         (mixed.cwd / to).mkdir()
         (mixed.cwd / to / "theirs").write_bytes(b"")
-        return contents(*arguments)  # type: ignore[arg-type]
+        return contents(*arguments, **how)  # type: ignore[arg-type]
 
     with monkeypatch.context() as once:
         once.setattr(export_module.Selection, "contents", late)
@@ -129,7 +132,7 @@ def test_what_is_there_stays(mixed: Dsv) -> None:
 
 @pytest.mark.parametrize("to", ["out.tar", "folder"])
 def test_after_a_failure_nothing_is_there(mixed: Dsv, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
-    def failing(*_: object) -> object:
+    def failing(*_: object, **__: object) -> object:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export_module.Selection, "contents", failing)
@@ -234,11 +237,11 @@ def test_what_a_gc_removes_meanwhile_is_expired_and_not_damaged(
     work.ok("sync")
     contents, store = export_module.Selection.contents, Path(work.ok("config", "store").out.strip())
 
-    def late(self: export_module.Selection, found: object) -> object:
+    def late(*arguments: Any, **how: Any) -> object:
         work.ok("expire", "pets", "--keep-last", "1")
         for path in store.glob("packs/*/*"):
             path.unlink()
-        return contents(self, found)
+        return contents(*arguments, **how)
 
     monkeypatch.setattr(export_module.Selection, "contents", late)
     done = mixed("export", f"pets@{old}", "folder", "--skip-damaged")
@@ -349,7 +352,7 @@ def test_each_tag_becomes_a_folder_and_equal_files_are_one(tagged: Dsv) -> None:
 def test_the_same_command_compares_what_is_there_and_writes_the_rest(
     tagged: Dsv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = export_module.put
+    put = export_folder.put
 
     def killed(whole: Path, path: Path, **more: bool) -> None:
         if path.name == "w1":
@@ -357,7 +360,7 @@ def test_the_same_command_compares_what_is_there_and_writes_the_rest(
         put(whole, path, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(export_module, "put", killed)
+        patched.setattr(export_folder, "put", killed)
         assert tagged("export", "pets", "--all-tags", "tags").code == 130
     tags = tagged.cwd / "tags"
     assert sorted(path.name for path in tags.iterdir()) == ["a%2Fb.tar", "v1", "v2"]
@@ -409,3 +412,79 @@ def test_a_dataset_without_tags_is_no_empty_export(mixed: Dsv) -> None:
     done = mixed("export", "other", "--all-tags", "tags")
     assert done.code == 3 and "other has no tag" in done.err and not (mixed.cwd / "tags").exists()
     assert mixed("export", "none", "--all-tags", "tags").code == 3
+
+
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """Have three processes share each export to a folder, and return those that it has started."""
+    processes: list[subprocess.Popen[bytes]] = []
+    start = export_folder.start_program
+
+    def noted(*arguments: Any, **how: Any) -> subprocess.Popen[bytes]:
+        processes.append(start(*arguments, **how))
+        return processes[-1]
+
+    monkeypatch.setattr(export_folder, "start_program", noted)
+    monkeypatch.setattr(export_folder, "processors", lambda: 3)
+    for name, value in (("_PATH", 1 << 20), ("_EACH", 1 << 20), ("_START", 0)):
+        monkeypatch.setattr(export_folder, name, value)
+    return processes
+
+
+def test_several_processes_write_what_one_does(
+    mixed: Dsv, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed.ok("export", "pets", "together")
+    assert [process.returncode for process in started] == [0, 0]
+    monkeypatch.setattr(export_folder, "processors", lambda: 1)
+    mixed.ok("export", "pets", "alone")
+    assert seen(mixed.cwd / "together") == seen(mixed.cwd / "alone")
+    assert (mixed.cwd / "together").stat().st_mode & 0o777 == 0o755
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize("way", ["killed", "in the middle of each file", "not started"])
+def test_the_paths_of_a_process_that_fails_are_written_nevertheless(
+    mixed: Dsv, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    start = export_folder.start_program
+
+    def fail(program: str, order: Any, **how: Any) -> subprocess.Popen[bytes]:
+        if way == "not started" and started:
+            raise OSError(11, "Resource temporarily unavailable")
+        process = start(program, order, **how)
+        process.kill()
+        process.wait()
+        if way == "in the middle of each file":
+            for name in ("none", "train"):
+                (order[4] / name).mkdir(exist_ok=True)
+            for name in ("run.sh", "train/1.png", "train/2.png", "train/big", "zero"):
+                (order[4] / name).write_bytes(b"half")
+        return process
+
+    monkeypatch.setattr(export_folder, "start_program", fail)
+    monkeypatch.setattr(export_folder, "_bounds", lambda ends, count: [0, 1, 2, len(ends)])
+    mixed.ok("export", "pets", "together")
+    monkeypatch.setattr(export_folder, "processors", lambda: 1)
+    mixed.ok("export", "pets", "alone")
+    assert seen(mixed.cwd / "together") == seen(mixed.cwd / "alone")
+
+
+def test_an_error_of_another_process_is_this_ones(
+    mixed: Dsv, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process has only an empty folder to write."""
+    monkeypatch.setattr(export_folder, "_bounds", lambda ends, count: [0, 1, 2, len(ends)])
+    mixed.ok("rm", "pets:a.txt")
+    store = mixed.at(mixed.cwd / "work").ok("config", "store").out.strip()
+    flip(Person(mixed.home, store), ObjectKind.CHUNK)
+    done = mixed("export", "pets", "out")
+    assert done.code == 5 and "can't be read" in done.err
+    assert started[0].returncode == 1
+    assert not [one for one in os.listdir(mixed.cwd) if one.startswith(".") or one == "out"]
+
+
+def test_slices_cover_all_paths() -> None:
+    for ends in ([5], [*range(1, 1000)], [10**9, 10**9 + 1], [1, 10**10]):
+        for count in range(1, 9):
+            bounds = export_folder._bounds(ends, count)
+            assert bounds[0] == 0 and bounds[-1] == len(ends) and bounds == sorted(set(bounds))

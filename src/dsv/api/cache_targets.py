@@ -231,11 +231,8 @@ class Targets(AbstractContextManager["Targets"]):
 
     def helper(self) -> OpenSource | None:
         """Return a function with which a helper process opens this store; None if only this process can."""
-        choice = self._context.settings.store()
-        if choice.url.startswith("memory:"):
-            return None
-        place = choice.url, choice.names, self._context.store_options(choice), self._context.copy_limits
-        return partial(open_source, self.root, place, mirror_places(self._context))
+        place = self._context.place()
+        return place and partial(open_source, self.root, place, mirror_places(self._context))
 
     def bind(self, found: CacheTarget, lease: str) -> None:
         """Bind the dataset's visible paths to this store. Raises `Conflict` if another store has them."""

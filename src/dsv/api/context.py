@@ -213,6 +213,18 @@ class Context(msgspec.Struct, frozen=True):
             self.moved(store.url, left, split.names.url)
         return repository
 
+    def opener(self, repository: Repository) -> Callable[[], Repository] | None:
+        """Return a function with which another process opens this repository; None if only this one can."""
+        place = None if self.offline else self.place()
+        return place and partial(_open_beside, place, self.copies_folder(repository.id))
+
+    def place(self) -> Place | None:
+        """Return the current store, for another process; None for one in this process's memory."""
+        choice = self.settings.store()
+        if choice.url.startswith("memory:"):
+            return None
+        return choice.url, choice.names, self.store_options(choice), self.copy_limits
+
     def _last_seen(self) -> LastSeen | None:
         with suppress(DsvError, OSError):  # a command that needs the workspace reports the error
             here = self.workspace_or_none()
@@ -436,6 +448,10 @@ def open_place(
     except BaseException:
         store.close()
         raise
+
+
+def _open_beside(place: Place, copies: AnyPath) -> Repository:
+    return open_place(place, lambda _: copies)
 
 
 def mirror_places(context: Context) -> list[Place]:

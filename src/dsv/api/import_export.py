@@ -16,7 +16,8 @@ from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.exchange.cards import export_with_cards
-from dsv.exchange.export import Exported, Pieces, Selection, TagFolders, UrlExport, export_path, write_out
+from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, write_out
+from dsv.exchange.export_folder import TagFolders, export_path
 from dsv.exchange.hub import HubHistory, at_web
 from dsv.exchange.journal import ExchangeJournal
 from dsv.exchange.reference import ReferredSource, open_referred
@@ -353,7 +354,8 @@ def export(
             if place or out or skip_damaged or selection.is_one_file or selection.becomes_tar(to):
                 why = "cards are for whole folders of this machine"
                 raise UsageError(why, subject="--card", hint="dsv export TARGET DIR --card croissant,hf")
-            return export_with_cards(selection, resolved.dataset, target, to, cards)
+            opener = context.opener(repository)
+            return export_with_cards(selection, resolved.dataset, target, to, cards, opener)
         if place is not None:
             notes = context.metadata / "stores" / str(repository.id) / "exports"
             at_url = UrlExport(place, to, notes, context.progress, force=force)
@@ -364,7 +366,7 @@ def export(
             elif tags is not None:
                 tags.write(selection, Path(to))
             else:
-                export_path(selection, to)
+                export_path(selection, to, context.opener(repository))
             done = selection.exported()
         if done.damaged:
             error = IntegrityError(done.damaged[0].text)

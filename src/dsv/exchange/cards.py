@@ -19,7 +19,8 @@ from blake3 import blake3
 
 from dsv.errors import Conflict
 from dsv.exchange.bodies import PIECE
-from dsv.exchange.export import Exported, Selection, export_path
+from dsv.exchange.export import Exported, Selection
+from dsv.exchange.export_folder import OpenRepository, export_path
 from dsv.exchange.licence import licence_of
 from dsv.files.errors import about
 from dsv.files.small_files import put_file, read_small
@@ -75,8 +76,9 @@ class _Part(NamedTuple):
 
 
 def export_with_cards(
-    selection: Selection, dataset: DatasetName, target: Target, to: str, cards: Collection[str]
-) -> Exported:
+    selection: Selection, dataset: DatasetName, target: Target, to: str, cards: Collection[str],
+    open_repository: OpenRepository | None,
+) -> Exported:  # fmt: skip
     """Write a folder as `export_path` does, unless it has just these files already, and the cards. Raises `Conflict` if
     it has others, and if files of the commit have the names of cards."""
     root, own = Path(to), {name.lower() for name, _, _ in selection.found}
@@ -85,7 +87,7 @@ def export_with_cards(
         raise Conflict(f"{target} has its own {taken[0]}", subject=taken[0], hint=hint)
     with about(root):
         if not (is_there := os.path.lexists(root)):
-            export_path(selection, to)
+            export_path(selection, to, open_repository)
         parts = [*_tables(selection, root), *_images(selection)]
         digests = _checked(selection, root, {part.name for part in parts if part.form}, every=is_there)
         title = str(Target(dataset, Rev(str(selection.commit)), clean_path(target.path) or None))

@@ -3,7 +3,6 @@ and results appear whole or not at all. A later export to a URL skips files that
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -27,12 +26,9 @@ from dsv.exchange.bodies import PIECE
 from dsv.exchange.journal import ExchangeJournal
 from dsv.exchange.remote import HTTP, OBJECT_STORES, RemoteRoot, etag_and_time, version_of
 from dsv.exchange.sources import AHEAD_BYTES, DATA, JOBS, SMALL, TARS
-from dsv.files.descent import Descent, remove_tree, split
-from dsv.files.descriptors import Opened
 from dsv.files.errors import about
-from dsv.files.folders import check_folding, refuse_clashes
+from dsv.files.folders import refuse_clashes
 from dsv.files.lock import Lock
-from dsv.files.small_files import write_sparse
 from dsv.format.locator import Location
 from dsv.format.records import CommitRecord
 from dsv.format.tree import Entry, Kind
@@ -48,7 +44,6 @@ from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_count, format_lines
 
 _COMPRESSED = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}
-_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 SAVE_SECONDS = 10.0
 """Seconds between two writes of the journal."""
 _PARTS = 9000
@@ -106,7 +101,7 @@ class Selection:
     def __init__(
         self, objects: Objects, commit: CommitId, target: Target, *, skip_damaged: bool, strict: bool
     ) -> None:
-        self.commit = commit
+        self.commit, self.target = commit, target
         self.tree = TreeReader(objects, commit)
         self.skips = skip_damaged
         self.damaged: dict[bytes, Damaged] = {}
@@ -139,15 +134,18 @@ class Selection:
         damaged = tuple(self.damaged[one] for one in sorted(self.damaged))
         return Exported(self.commit, len(paths), len(files), size, damaged=damaged, erased=self.erased)
 
-    def contents(self, found: Found | None = None) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
-        """Yield each entry with its content in checked pieces; damaged ones raise `IntegrityError`."""
+    def contents(
+        self, found: Found | None = None, *, views: bool = False
+    ) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
+        """Yield each entry with its content in checked pieces; damaged ones raise `IntegrityError`. views: as for
+        `Fetcher`."""
         chosen = self.found if found is None else found
         wanted = [WantedFile(entry, where) for _, entry, where in chosen if entry.is_file]
-        files = Fetcher(self.tree.objects, self.tree.commit.dataset).files(wanted)
+        files = Fetcher(self.tree.objects, self.tree.commit.dataset, views=views).files(wanted)
         for name, entry, _ in chosen:
             if entry.is_file:
                 _, pieces = next(files)
-                yield name, entry, iter(map(bytes, pieces))
+                yield name, entry, pieces
             else:
                 yield name, entry, iter(())
 
@@ -220,110 +218,8 @@ def write_out(selection: Selection, out: IO[bytes]) -> None:
         write_tar(selection, out)
 
 
-def export_path(selection: Selection, to: str, tags: TagFolders | None = None) -> None:
-    """Write a tar, a folder, or the one file of the target. It appears when it is whole.
-
-    tags: a folder gets read-only files, some of them as links to files of earlier tags.
-    A tar is recognized by its name, and may replace a file. One file keeps its name in a folder that exists
-    or whose name ends with a slash. Raises `Conflict` if anything else is in the way.
-    """
-    path, is_tar = Path(to), selection.becomes_tar(to)
-    with about(path):
-        if selection.is_one_file and not is_tar and (to.endswith("/") or path.is_dir()):
-            path /= os.fsdecode(selection.found[0][0])
-        if os.path.lexists(path) and (not is_tar or path.is_dir()):
-            raise _taken(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-        try:
-            if is_tar:
-                with (temporary / "tar").open("xb") as file:
-                    write_tar(selection, file, path.name, str(temporary))
-                    os.fchmod(file.fileno(), 0o644)
-                    os.fsync(file.fileno())
-                put(temporary / "tar", path, replace=True)
-            else:
-                check_folding(path.parent, temporary, (name for name, _, _ in selection.found))
-                whole = temporary / "folder"
-                whole.mkdir()
-                _write_folder(selection, whole, tags)
-                if selection.damaged and (selection.is_one_file or not selection.found):
-                    return
-                put(whole / os.fsdecode(selection.found[0][0]) if selection.is_one_file else whole, path)
-        finally:
-            with suppress(OSError):
-                remove_tree(temporary)
-
-
-def put(whole: Path, path: Path, *, replace: bool = False) -> None:
-    """Give a file or a folder its name. Raises `Conflict` if another export was first."""
-    try:
-        if replace or (whole.is_dir() and not whole.is_symlink()):
-            whole.replace(path)
-        else:
-            os.link(whole, path, follow_symlinks=False)
-    except OSError as error:
-        if error.errno in _TAKEN:
-            raise _taken(path) from None
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS) or os.path.lexists(path):
-            raise
-        whole.replace(path)  # a file system without hard links
-
-
-def _taken(place: Path | str, hint: str = "choose a path that does not exist") -> Conflict:
+def taken(place: Path | str, hint: str = "choose a path that does not exist") -> Conflict:
     return Conflict(f"{show(os.fsencode(place))} already exists", subject=str(place), hint=hint)
-
-
-def _write_folder(selection: Selection, root: Path, tags: TagFolders | None) -> None:
-    links: list[tuple[bytes, bytes]] = []
-    if any(entry.kind is Kind.SYMLINK for _, entry, _ in selection.found):
-        selection.tree.check_links(selection.tree.links())
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with Descent(root) as descent:
-        found = [each for each in selection.found if tags is None or tags.lack(each[1], each[0], descent)]
-        for path, entry, pieces in selection.contents(found):
-            above, name = split(path)
-            if entry.kind is Kind.SYMLINK:
-                links.append((path, entry.target or b""))
-                continue
-            if entry.kind is Kind.EMPTY_DIRECTORY:
-                descent.at(path, make=True)
-                continue
-            mode = (0o755 if entry.kind is Kind.EXECUTABLE else 0o644) & (0o777 if tags is None else 0o555)
-            with Opened(os.open(name, flags, mode, dir_fd=descent.at(above, make=True))) as descriptor:
-                try:
-                    write_sparse(descriptor, pieces)
-                except IntegrityError as error:
-                    selection.skip(error, entry.path)
-                    os.unlink(name, dir_fd=descent.at(above))
-        for path, link in links:  # last, so that no file is written through one
-            above, name = split(path)
-            os.symlink(link, name, dir_fd=descent.at(above, make=True))
-    root.chmod(0o755)
-
-
-class TagFolders(dict[tuple[FileId | None, Kind], Path]):
-    """The files of exported tags, to which those of later tags become links."""
-
-    def write(self, selection: Selection, to: Path) -> None:
-        """Write a folder, or compare the files of the one that is there. Raises `IntegrityError` if one differs."""
-        if not (is_there := os.path.lexists(to)):
-            export_path(selection, f"{to}/", self)
-        for name, entry, _ in selection.found:
-            if entry.is_file and entry.path not in selection.damaged:
-                path = self[entry.file_id, entry.kind] = to / os.fsdecode(name)
-                if is_there and not (path.is_file() and blake3().update_mmap(path).digest() == entry.file_id):
-                    text = f"{show(bytes(path))} is not as in the tag"
-                    selection.skip(IntegrityError(text, hint=f"move {to} away"), entry.path)
-
-    def lack(self, entry: Entry, path: bytes, descent: Descent) -> bool:
-        """Make a link to an equal file. Return True if there is none, or it can't have one more link."""
-        above, name = split(path)
-        with suppress(KeyError, OSError):
-            source = self[entry.file_id, entry.kind]
-            os.link(source, name, dst_dir_fd=descent.at(above, make=True), follow_symlinks=False)
-            return False
-        return True
 
 
 class Pieces(io.RawIOBase):
@@ -363,7 +259,7 @@ class UrlExport:
             raise UsageError(text, subject=self.place.shown, hint="s3://bucket/NAME.tar")
         info = self.place.root_info()
         if info is not None and (not self._force or info.get("type") == "directory"):
-            raise _taken(self.place.shown, "choose another name; --force replaces a file, but no folder")
+            raise taken(self.place.shown, "choose another name; --force replaces a file, but no folder")
         most = sum(entry.size + _AROUND for _, entry, _ in selection.found)
         with self._writing(self.place.root, most) as out:
             write_tar(selection, out, self.place.root)

@@ -19,7 +19,8 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from dsv.errors import Conflict, NotFound, Unsupported
-from dsv.exchange.export import Exported, put, tar_info
+from dsv.exchange.export import Exported, tar_info
+from dsv.exchange.export_folder import put
 from dsv.files.descent import remove_tree
 from dsv.files.lock import Lock
 from dsv.files.small_files import read_small, replace_file

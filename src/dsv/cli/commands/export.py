@@ -11,7 +11,8 @@ from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import Strict
 from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.exchange.cards import CARDS
-from dsv.exchange.export import Exported, TagFolders
+from dsv.exchange.export import Exported
+from dsv.exchange.export_folder import TagFolders
 from dsv.values.names import Rev, Target
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes, format_count

@@ -12,6 +12,7 @@ import typer
 
 from dsv.cli.catalogue import GLOBAL_OPTIONS, SECTIONS, look_alikes
 from dsv.cli.declare import Command, load
+from dsv.cli.parser import parser_of
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -62,13 +63,14 @@ def _lines() -> Iterator[str]:
 
 
 def _command(command: Command) -> Iterator[str]:
-    context = typer.Context(command.parser, info_name=f"dsv {command.name}")
+    parser = parser_of(command)
+    context = typer.Context(parser, info_name=f"dsv {command.name}")
     yield f"## dsv {command.name}"
     yield ""
-    yield f"`{context.command_path} {' '.join(command.parser.collect_usage_pieces(context))}`"
+    yield f"`{context.command_path} {' '.join(parser.collect_usage_pieces(context))}`"
     yield ""
     yield inspect.cleandoc(command.body.__doc__ or "").replace("\b\n", "")
-    for heading, rows in command.parser.option_rows(context).items():
+    for heading, rows in parser.option_rows(context).items():
         shown = [(f"`{_cell(option)}`", meaning) for option, meaning in rows]
         yield ""
         yield from _table(("option" if heading == "Options" else heading.lower(), "meaning"), shown)

@@ -10,7 +10,7 @@ from typer.core import TyperArgument, TyperOption
 
 from dsv.cli.catalogue import COMMANDS, look_alikes
 from dsv.cli.declare import load
-from dsv.cli.parser import global_params
+from dsv.cli.parser import global_params, parser_of
 from tests.kit.dsv import Dsv, write_files
 
 FLAGS = {flag for option in global_params() for flag in option.opts if flag.startswith("-")}
@@ -19,7 +19,7 @@ UNUSED = [(name, flag) for name in COMMANDS for flag in sorted(load(name).unused
 TAKES_TEXT = [
     (name, param)
     for name in COMMANDS
-    for param in load(name).parser.params
+    for param in parser_of(load(name)).params
     if isinstance(param, TyperArgument | TyperOption)
     and param.name != "message"
     and not getattr(param, "is_flag", False)
@@ -175,7 +175,7 @@ NEEDED = {
 )
 def test_an_empty_word_is_refused(unchanged: Dsv, name: str, param: TyperArgument | TyperOption) -> None:
     """It is a variable that is not set, and would mean what the command does without it."""
-    arguments = [each for each in load(name).parser.params if isinstance(each, TyperArgument)]
+    arguments = [each for each in parser_of(load(name)).params if isinstance(each, TyperArgument)]
     needed = NEEDED.get(name, ["pets"] if arguments and param is not arguments[0] else [])
     if isinstance(param, TyperOption):
         done = unchanged(name, *needed, param.opts[0], "")

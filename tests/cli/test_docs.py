@@ -19,7 +19,7 @@ from dsv.cli.call import CommandLine
 from dsv.cli.catalogue import COMMANDS, HIDDEN, SECTIONS
 from dsv.cli.declare import SIBLINGS, Command, load
 from dsv.cli.output import CommandOutput
-from dsv.cli.parser import global_params, root
+from dsv.cli.parser import global_params, parser_of, root
 from dsv.cli.terminal import of_process
 
 
@@ -77,20 +77,20 @@ def test_every_command_has_an_example_that_it_accepts(command: Command) -> None:
         arguments = words[words.index(str(command.name)) + 1 :]
         with CommandOutput(of_process().stdout) as out:
             session = CommandLine(of_process(), out)
-            command.parser.make_context("dsv", arguments, obj=session)
+            parser_of(command).make_context("dsv", arguments, obj=session)
 
 
 def test_every_option_is_explained(command: Command) -> None:
-    for param in (*command.parser.params, *global_params()):
+    for param in (*parser_of(command).params, *global_params()):
         if isinstance(param, TyperOption):
             assert param.help, param.name
 
 
 def test_help_fits_the_window(command: Command) -> None:
     context = typer.Context(
-        command.parser, info_name=f"dsv {command.name}", terminal_width=80, max_content_width=80
+        parser_of(command), info_name=f"dsv {command.name}", terminal_width=80, max_content_width=80
     )
-    text = command.parser.get_help(context)
+    text = parser_of(command).get_help(context)
     told = text.partition("\nExamples:")[0]
     assert max(map(len, told.splitlines())) <= 80
 

@@ -10,6 +10,7 @@ from typer.core import TyperArgument, TyperOption
 
 from dsv.cli.catalogue import COMMANDS
 from dsv.cli.declare import load
+from dsv.cli.parser import parser_of
 from tests.cli.test_arguments import NEEDED, make_pets
 from tests.kit.dsv import Dsv
 
@@ -70,7 +71,7 @@ def pets(shared: Dsv) -> Iterator[Dsv]:
 
 @pytest.mark.parametrize("name", sorted({*COMMANDS} - {"demo"}))
 def test_an_option_that_refuses_a_word_is_named(pets: Dsv, name: str) -> None:
-    params = load(name).parser.params
+    params = parser_of(load(name)).params
     needed = NEEDED.get(name, ["pets"] if any(isinstance(each, TyperArgument) for each in params) else [])
     needed = NEEDED_HERE.get(name, needed)
     refused = []

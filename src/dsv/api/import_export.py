@@ -360,17 +360,21 @@ def export(
             notes = context.metadata / "stores" / str(repository.id) / "exports"
             at_url = UrlExport(place, to, notes, context.progress, force=force)
             done = at_url.tar(selection) if selection.becomes_tar(to) else at_url.files(selection)
+            return _unless_expired(repository, done)
+        if out is not None:
+            write_out(selection, out)
+        elif tags is not None:
+            tags.write(selection, Path(to))
         else:
-            if out is not None:
-                write_out(selection, out)
-            elif tags is not None:
-                tags.write(selection, Path(to))
-            else:
-                export_path(selection, to, context.opener(repository))
-            done = selection.exported()
-        if done.damaged:
-            error = IntegrityError(done.damaged[0].text)
-            found = explained(repository, error)
-            if found is not error:  # the commit is expired: removed content is not damage
-                raise found
-        return done
+            export_path(selection, to, context.opener(repository))
+        return _unless_expired(repository, selection.exported())
+
+
+def _unless_expired(repository: Repository, done: Exported) -> Exported:
+    """Return the result, unless its damage is that the commit is expired: removed content is not damage."""
+    if done.damaged:
+        error = IntegrityError(done.damaged[0].text)
+        found = explained(repository, error)
+        if found is not error:
+            raise found
+    return done

@@ -52,7 +52,7 @@ def exit_now(code: int) -> None:
 def _invoke(session: CommandLine) -> int:
     call = quick_call(session)
     if call is not None:
-        code = call.command.invoke(call)
+        code = call.run()
     else:
         from dsv.cli.parser import invoke
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from dsv.cli.catalogue import MODES
+from dsv.cli.declare import Command, Parameter, global_options, with_option
 from dsv.cli.output import Keys, document, printable, to_item, to_json, write_items, write_table
 from dsv.cli.terminal import Style, wrapped
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
     from dsv.api.context import Context
     from dsv.api.settings import Settings
-    from dsv.cli.declare import Command
     from dsv.cli.output import Column, CommandOutput
     from dsv.cli.progress import Meter
     from dsv.cli.terminal import Surroundings
@@ -120,6 +121,44 @@ class Call(msgspec.Struct, eq=False, dict=True):
     @property
     def quiet(self) -> bool:
         return self.flags.quiet
+
+    def run(self) -> int | None:
+        """Run the command, and return its exit code. An error that is about an option names it."""
+        if not gc.isenabled():  # see `main`
+            gc.freeze()
+            gc.enable()
+        self._refuse_empty()
+        try:
+            self.enter()
+            return self.command.body(self, **self.params)
+        except UsageError as error:
+            about = list(self._about(error.subject)) if error.subject else []
+            named = with_option(error, about[0]) if len(about) == 1 and about[0].names else error
+            if named is error:
+                raise
+            raise named from error
+
+    def _about(self, subject: str) -> Iterator[Parameter]:
+        """Yield the parameters that were typed as `subject`, or as the end of that path. A part of
+        NAME=TARGET or of a list with commas counts too."""
+        values = [
+            (each, self.params[each.name]) for each in self.command.parameters if each.name in self.typed
+        ]
+        values += [(each, getattr(self.flags, each.name, None)) for each in global_options()]
+        for parameter, value in values:
+            parts = {
+                part for word in _words(value) for part in (word, *word.partition("="), *word.split(","))
+            }
+            if subject in parts or any(part and subject.endswith(f"/{part}") for part in parts):
+                yield parameter
+
+    def _refuse_empty(self) -> None:
+        """Raises `UsageError` for an empty word: usually a variable that is not set."""
+        for each in self.command.parameters:
+            typed = each.name in self.typed and each.name != "message"
+            if typed and not all(word.strip() for word in _words(self.params[each.name])):
+                hint = f"is a variable unset? dsv {self.command.name} --help"
+                raise UsageError(f"{each.label} is empty", subject=each.label, hint=hint)
 
     def takes_only(self, form: str, *names: str) -> None:
         """Raises `UsageError` if any other parameter was typed. form: what does not take it."""
@@ -362,3 +401,7 @@ class Call(msgspec.Struct, eq=False, dict=True):
             text = wrapped(text, self.around.columns())
         tell = self.session.tell if self.session.pager is None else self.session.later.append
         tell(text + "\n")
+
+
+def _words(value: object) -> list[str]:
+    return [word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)]

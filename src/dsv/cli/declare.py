@@ -10,13 +10,12 @@ reads command lines that need none of its messages.
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 from importlib import import_module
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -25,10 +24,6 @@ from dsv.cli.output import Keys
 from dsv.errors import UsageError
 from dsv.values.json import LONG_MAX, check_length, is_text
 from dsv.values.units import parse_duration, parse_size
-
-if TYPE_CHECKING:
-    from dsv.cli.call import Call
-    from dsv.cli.parser import Parser
 
 Body = Callable[..., int | None]
 COMMAND = "-- CMD..."
@@ -118,53 +113,6 @@ class Command(msgspec.Struct, eq=False, dict=True):
             _parameter(name, kind, _EMPTY.get(get_args(kind)[0])) for name, kind in self.options.items()
         ]
         return tuple(made)
-
-    @cached_property
-    def parser(self) -> Parser:
-        """What typer makes of the declaration."""
-        from dsv.cli.parser import parser_of
-
-        return parser_of(self)
-
-    def invoke(self, call: Call) -> int | None:
-        """Run the command, and return its exit code. An error that is about an option names it."""
-        if not gc.isenabled():  # see `main`
-            gc.freeze()
-            gc.enable()
-        self._refuse_empty(call)
-        try:
-            call.enter()
-            return self.body(call, **call.params)
-        except UsageError as error:
-            about = list(self._about(call, error.subject)) if error.subject else []
-            named = with_option(error, about[0]) if len(about) == 1 and about[0].names else error
-            if named is error:
-                raise
-            raise named from error
-
-    def _about(self, call: Call, subject: str) -> Iterator[Parameter]:
-        """Yield the parameters that were typed as `subject`, or as the end of that path. A part of
-        NAME=TARGET or of a list with commas counts too."""
-        values = [(each, call.params[each.name]) for each in self.parameters if each.name in call.typed]
-        values += [(each, getattr(call.flags, each.name, None)) for each in global_options()]
-        for parameter, value in values:
-            parts = {
-                part for word in _words(value) for part in (word, *word.partition("="), *word.split(","))
-            }
-            if subject in parts or any(part and subject.endswith(f"/{part}") for part in parts):
-                yield parameter
-
-    def _refuse_empty(self, call: Call) -> None:
-        """Raises `UsageError` for an empty word: usually a variable that is not set."""
-        for each in self.parameters:
-            typed = each.name in call.typed and each.name != "message"
-            if typed and not all(word.strip() for word in _words(call.params[each.name])):
-                hint = f"is a variable unset? dsv {self.name} --help"
-                raise UsageError(f"{each.label} is empty", subject=each.label, hint=hint)
-
-
-def _words(value: object) -> list[str]:
-    return [word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)]
 
 
 def load(name: str) -> Command:

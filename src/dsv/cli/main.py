@@ -36,7 +36,7 @@ def main() -> int:
         return code if arguments else 2
     from dsv.errors import memory_ran_out
 
-    # Imports make no garbage, and collections took a tenth of a short command. `Command.invoke` enables them.
+    # Imports make no garbage, and collections took a tenth of a short command. `Call.run` enables them.
     gc.disable()
     try:
         # msgspec takes the same names from typing if this is missing, whose import takes as long as its own.

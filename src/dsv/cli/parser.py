@@ -73,7 +73,7 @@ class Parser(TyperCommand):
         sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
         typed = {name for name, source in sources.items() if source.name == "COMMANDLINE"}
         words = ctx.meta.get(_WORDS, ())
-        return self.declared.invoke(Call(session, self.declared, ctx.params, typed, words))
+        return Call(session, self.declared, ctx.params, typed, words).run()
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         names = [param.metavar or param.name for param in self.params if isinstance(param, TyperArgument)]
@@ -107,6 +107,7 @@ class Parser(TyperCommand):
                 formatter.write(f"      {meaning}\n")
 
 
+@cache
 def parser_of(command: Command) -> Parser:
     """Return what typer makes of a declaration."""
     made = _made(command.parameters, name=command.name, cls=Parser, help=command.body.__doc__)
@@ -196,7 +197,7 @@ class Root(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Parser | None:
-        return load(cmd_name).parser if cmd_name in COMMANDS else None
+        return parser_of(load(cmd_name)) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0]

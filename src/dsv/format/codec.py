@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import threading
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from dsv.errors import IntegrityError
@@ -70,12 +70,17 @@ class Compressor:
 
 
 class _Local(threading.local):
-    @cached_property
-    def zstd(self) -> Any:
-        return _zstandard().ZstdDecompressor(max_window_size=_WINDOW_MAX)
+    zstd: Any = None
 
 
 _local = _Local()
+
+
+def _decompressor() -> Any:
+    """Return the one of this thread."""
+    if _local.zstd is None:
+        _local.zstd = _zstandard().ZstdDecompressor(max_window_size=_WINDOW_MAX)
+    return _local.zstd
 
 
 def compress(data: Buffer) -> bytes:
@@ -121,7 +126,7 @@ def unpack_frame(stored: Buffer, smallest: int, largest: int) -> bytes:
         if not smallest <= promised <= largest:  # -1: the header has no size
             expected = str(largest) if smallest == largest else f"at most {largest}"
             raise IntegrityError(f"a zstd frame says that it has {promised} bytes, not {expected}")
-        data: bytes = _local.zstd.decompress(stored, max_output_size=promised, allow_extra_data=False)
+        data: bytes = _decompressor().decompress(stored, max_output_size=promised, allow_extra_data=False)
     except _zstandard().ZstdError as error:
         raise IntegrityError(f"a zstd frame is damaged: {error}") from None
     if len(data) != promised:

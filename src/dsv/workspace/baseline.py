@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from dsv.workspace.workspace import Workspace
 
 
-class WorkspacePaths(msgspec.Struct, frozen=True, dict=True):
+class WorkspacePaths(msgspec.Struct, frozen=True):
     """The paths that a workspace has: those that its patterns match, and single paths beside these. The
     absence of other paths says nothing about the dataset."""
 
     chosen: SparsePatterns
     outside: frozenset[bytes] = frozenset()
+    _keys: list[bytes] = []
 
-    @cached_property
-    def _keys(self) -> list[bytes]:
-        return sorted(map(sort_key, self.outside))
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "_keys", sorted(map(sort_key, self.outside)))
 
     @property
     def whole(self) -> bool:

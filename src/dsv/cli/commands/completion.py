@@ -22,7 +22,7 @@ from dsv.cli.catalogue import COMMANDS, HIDDEN, MODES
 from dsv.cli.declare import argument, load
 from dsv.cli.declare import command as declare_command
 from dsv.cli.output import CommandOutput
-from dsv.cli.parser import root
+from dsv.cli.parser import parser_of, root
 from dsv.cli.terminal import Surroundings
 from dsv.errors import UsageError
 
@@ -72,7 +72,7 @@ def complete(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, lis
         declared = load(rest[0])
         if declared.takes_words and "--" in rest:
             return FILES, []
-        command = declared.parser
+        command = parser_of(declared)
         context = command.make_context(rest[0], rest[1:], parent=context, resilient_parsing=True)
     param, before = _asked(command, context, typed, word)
     word = word[len(before) :]

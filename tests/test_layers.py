@@ -30,7 +30,7 @@ ROOMS: list[set[str]] = [
     {"workspace", "cache", "exchange", "run", "upkeep", "training"},
     {"api"},
     {"site"},
-    {"", "cli", "filesystem", "torch"},  # the package itself: what programs import when they ask for it
+    {"", "cli", "filesystem", "torch", "mlflow_source"},  # the package itself, and what programs import
 ]
 BELOW: dict[str, set[str]] = {
     room: set().union(*ROOMS[:level]) - {"reader"} if room != "reader" else set()

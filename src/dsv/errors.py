@@ -196,3 +196,9 @@ def memory_ran_out() -> bool:
 
 _LARGEST_PIECE = 2 << 20
 """Bytes of the largest allocation whose failure Python may report by another error than MemoryError."""
+
+
+def lacks(error: ImportError, extra: str) -> Unsupported:
+    """Return the error for a library of one of dsv's extras that is not installed."""
+    text = f"this needs {error.name}, which is not installed"
+    return Unsupported(text, subject=error.name, hint=f"pip install 'dsv-data[{extra}]'")

@@ -135,7 +135,8 @@ def test_only_our_variables_count_and_empty_ones_do_not() -> None:
     sources = read_environment({"DSV_STORE": "s3://b", "DSV_CACHE": "", "STORE": "no"})
     assert [(s.origin, dict(s.values)) for s in sources] == [("DSV_STORE", {"store": "s3://b"})]
     other = set(PLAIN_KEYS) - set(ENVIRONMENT_KEYS.values())
-    assert other == {"pool", "prefer", "runs.keep_local", "metadata.max_size", "metadata.max_files"}
+    lineage = {"lineage.openlineage"}
+    assert other == {"pool", "prefer", "runs.keep_local", "metadata.max_size", "metadata.max_files"} | lineage
 
 
 def test_a_workspace_decides_store_dataset_and_branch_and_nothing_else() -> None:

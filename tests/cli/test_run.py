@@ -152,7 +152,7 @@ def test_records_are_listed_and_shown(pets: Dsv) -> None:
     assert_documented(
         "runs",
         {"schema": 1, "items": items},
-        ("compare", "copy", "deleted", "into", "once", "series", "items.series"),
+        ("compare", "copy", "deleted", "export", "into", "once", "series", "items.series"),
     )
     assert "hunter2secret" not in json.dumps(items)
     table = pets.ok("runs").lines

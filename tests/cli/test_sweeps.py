@@ -84,7 +84,7 @@ def test_a_sweep_ends_with_the_exit_code_of_the_first_run_that_failed(ended: tup
     assert_documented(
         "runs",
         here.ok("runs", found["id"], "--json").json,
-        ("compare", "copy", "deleted", "into", "once", "series", "items.series"),
+        ("compare", "copy", "deleted", "export", "into", "once", "series", "items.series"),
     )
 
 

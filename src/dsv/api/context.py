@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from dsv.repo.refs.branches import Refs
     from dsv.repo.repository import MetadataFolder, Repository
     from dsv.repo.resolve import Resolved
+    from dsv.run.record_store import RunStore
+    from dsv.stores.base import Bytes
     from dsv.stores.open import OpenStore
     from dsv.stores.options import StoreOptions
 
@@ -84,6 +86,20 @@ class Context(msgspec.Struct, frozen=True):
             from dsv.repo.job_notes import NotedCommit
 
             self.job.note("read", NotedCommit(dataset, commit, record.root))
+
+    @contextmanager
+    def sending_events(
+        self, environ: Mapping[str, str]
+    ) -> Iterator[Callable[[StoreId, RunStore, str, Bytes], None]]:
+        """Yield what sends the events of runs, as `LiveEvents.add`; nothing unless a setting says where to."""
+        setting = self.settings.get("lineage.openlineage")
+        if setting is None or environ.get("OPENLINEAGE_DISABLED", "").lower() == "true":
+            yield lambda *_: None
+            return
+        from dsv.api.openlineage import LiveEvents  # takes a while to import
+
+        with closing(LiveEvents(setting.value, environ, self.progress.note)) as live:
+            yield live.add
 
     def metadata_folder(self, store_id: StoreId) -> Path:
         return self.metadata / STORES / str(store_id) / "objects"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -113,8 +114,8 @@ def complete_left(
     have ended, or its end can't be known here. Several machines may do this at once; one of them wins. node,
     attempt: of the folder, if each node has its own.
     """
-    with context.repository() as repository:
-        runs = RunStore(repository.store)
+    with context.repository() as repository, context.sending_events(engines.environ) as send:
+        runs = RunStore(repository.store, added=partial(send, repository.id))
         found = runs.listing(order.dataset, order.run)
         if not found or RECORD in found[0].parts:
             return False
@@ -129,7 +130,7 @@ def complete_left(
         masker = known_secrets(start, engines.environ, on_node=True, command=read_argv(folder))
         if not engine.shares_folders:
             log = engine.log_on_node(folder) if order.log else None
-            return _complete_node(context, repository, engine, order, start, left, log, masker)
+            return _complete_node(context, repository, runs, engine, order, start, left, log, masker)
         if start.job is None or (start.then and not left.launched):
             return False
         job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, left.exit_code, left))
@@ -143,6 +144,7 @@ def complete_left(
 def _complete_node(
     context: Context,
     repository: Repository,
+    runs: RunStore,
     engine: Engine,
     order: NodeOrder,
     start: RunRecord,
@@ -156,7 +158,6 @@ def _complete_node(
     is sent, because it may be deleted with the pod, and so is the part of a job that a queue may restart: the
     cluster keeps no data of former pods, and numbers the attempts of new pods from 1.
     """
-    runs = RunStore(repository.store)
     if order.log and log is None:
         return False
     (part,) = left.parts

@@ -51,7 +51,7 @@ def run(
     offline: do not ask the store; a later run sends the record. signals, grace, announce, and errors: see
     `supervisor.run`. placing: chooses the run's pool, and so its cache. force: commit code of any size.
     """
-    with as_launch_error(), ExitStack() as opened:
+    with as_launch_error(), ExitStack() as opened, context.sending_events(place.environ) as send:
         check_name_free(place.state, spec.name)
         sessions: list[Session] = []
         setting = context.settings.get("runs.keep_local")
@@ -62,9 +62,8 @@ def run(
         placed = Placed(spec, cache) if placing is None else placing.choose(spec)
         staging = staging_of(placed.cache, placed.spec)
         store_id = staging.main.store
-        runs = RunStore(
-            lambda: _opened_again(context, store_id, opened), started=lambda: close_sessions(sessions)
-        )
+        opening, added = partial(_opened_again, context, store_id, opened), partial(send, store_id)
+        runs = RunStore(opening, started=lambda: close_sessions(sessions), added=added)
         records = RunRecords(place.state, store_id, None if offline else runs)
         view = supervisor.run(
             placed.spec,

@@ -286,11 +286,11 @@ class Runs:
 @contextmanager
 def open_runs(context: Context, environ: Mapping[str, str]) -> Iterator[Runs]:
     state = context.settings.state
-    with context.repository() as repository:
-        workspace = context.workspace_or_none()
+    with context.repository() as repository, context.sending_events(environ) as send:
+        workspace, added = context.workspace_or_none(), partial(send, repository.id)
         yield Runs(
             repository,
-            RunStore(repository.store, remembered=RememberedRuns(state, repository.id)),
+            RunStore(repository.store, lambda: None, RememberedRuns(state, repository.id), added),
             Spool(state, repository.id),
             Marks(state, repository.id),
             engines_of(environ, context.settings),

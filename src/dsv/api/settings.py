@@ -25,7 +25,7 @@ PARSED: Mapping[str, tuple[Callable[[str], int], str]] = {  # how values are par
     "metadata.max_files": (int, "50000"),
     "prefer": (("cached", "order").index, "order"),
 }
-PLAIN_KEYS = ("store", "cache", "author", "pool", *PARSED)
+PLAIN_KEYS = ("store", "cache", "author", "pool", "lineage.openlineage", *PARSED)
 STORE_FIELDS = ("url", "endpoint", "region", "profile", "ca_bundle", "names", "mirrors")
 POOL_FIELDS = (
     *("engine", "cache", "out", "gpu_type", "tpu", "tpu_topology", "shm_size", "engine_args"),

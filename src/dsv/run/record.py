@@ -377,6 +377,13 @@ class RunRecord:
     """The curves of the metrics, encoded: no member of the JSON, but a part of its own in the store."""
 
     @property
+    def outcome(self) -> str | None:
+        """`succeeded`, `failed` or `cancelled`; None while it is under way."""
+        if not self.state.is_terminal or self.end is EndCause.CANCELLED or self.cancelled_by is not None:
+            return "cancelled" if self.state.is_terminal else None
+        return "succeeded" if self.state is RunState.ENDED and self.exit_code == 0 else "failed"
+
+    @property
     def hit_of(self) -> tuple[DatasetName, str] | None:
         """The run whose result this is, if nothing was run."""
         return None if self.once is None else parse_run(self.once.hit_of or "")

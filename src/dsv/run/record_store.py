@@ -87,12 +87,13 @@ class RunStore:
         store: StoreBackend | Callable[[], StoreBackend],
         started: Callable[[], None] = lambda: None,
         remembered: RememberedRuns | None = None,
+        added: Callable[[RunStore, str, Bytes], None] = lambda *_: None,
     ) -> None:
         """store: or a function that opens it, called once; started: called after a run's start was written;
-        remembered: records that are read from this machine instead"""
+        remembered: records that are read from this machine instead; added: called with each part that was new"""
         self._given = store
         self._remembered = remembered
-        self._started = started
+        self._started, self._added = started, added
         self._opening = Lock()
 
     @property
@@ -120,6 +121,8 @@ class RunStore:
                 self.link(record)
             pieces = join_pieces(self._store, dataset, run)
         won = self._store.put_if_absent(key, data) is PutResult.WON
+        if won:
+            self._added(self, part, data)
         # They go after it, so that others see the one or the other; who may not delete leaves them.
         with suppress(DsvError):
             remove(self._store, pieces)

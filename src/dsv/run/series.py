@@ -135,20 +135,20 @@ class Curves:
                     self._add(_parsed(line))
 
     def _add(self, values: dict[str, Json]) -> None:
-        step = _number(values.pop("step", None))
+        step = number(values.pop("step", None))
         step, self._lines = self._lines if step is None else step, self._lines + 1
         for name, value in flattened(values).items():
-            number = _number(value)
-            if number is None and value not in ("NaN", "Infinity", "-Infinity"):
+            known = number(value)
+            if known is None and value not in ("NaN", "Infinity", "-Infinity"):
                 continue
             if name not in self._curves:
                 if len(self._curves) == _NAMES or len(msgspec.json.encode(name)) > _NAME + 2:
                     continue
                 self._curves[name] = _Curve()
-            if number is None:
+            if known is None:
                 self._curves[name].last = value
             else:
-                self._curves[name].add(step, number)
+                self._curves[name].add(step, known)
 
 
 def _parsed(line: bytes) -> dict[str, Json]:
@@ -160,7 +160,8 @@ def _parsed(line: bytes) -> dict[str, Json]:
         return cast("dict[str, Json]", parse_json(line.decode()))
 
 
-def _number(value: Json) -> _Number | None:
+def number(value: Json) -> _Number | None:
+    """Return a number that a double can be; None for any other value."""
     try:
         return None if type(value) not in (int, float) else value if abs(value) <= 1 << 53 else float(value)
     except OverflowError:

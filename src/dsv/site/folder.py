@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from dsv.errors import Conflict, Unsupported
+from dsv.errors import Conflict, lacks
 from dsv.files.errors import about
 from dsv.files.lock import Lock, LockHeld
 from dsv.files.small_files import replace_file
@@ -30,11 +30,6 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-def missing(error: ImportError) -> Unsupported:
-    text = f"pages are made with {error.name}, which is not installed"
-    return Unsupported(text, subject=error.name, hint="pip install 'dsv-data[site]'")
-
-
 class Renderer:
     """Makes HTML of pages. Whatever text a template gets is made visible and then escaped."""
 
@@ -43,7 +38,7 @@ class Renderer:
             import jinja2
             from markupsafe import Markup
         except ImportError as error:
-            raise missing(error) from error
+            raise lacks(error, "site") from error
 
         def finalized(value: object) -> object:
             return value if isinstance(value, Markup) else visible(str(value))

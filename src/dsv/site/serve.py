@@ -13,10 +13,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from dsv.api.context import Context
-from dsv.errors import DsvError
+from dsv.errors import DsvError, lacks
 from dsv.site.blocks import INDEX, image_of
 from dsv.site.build import open_source, plan
-from dsv.site.folder import STATIC, TEMPLATES, Renderer, missing, visible
+from dsv.site.folder import STATIC, TEMPLATES, Renderer, visible
 from dsv.values.names import DatasetName
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def serve(
         from starlette.applications import Starlette
         from starlette.routing import Route
     except ImportError as error:
-        raise missing(error) from error
+        raise lacks(error, "site") from error
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

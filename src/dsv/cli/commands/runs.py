@@ -15,8 +15,9 @@ from dsv.cli.commands.site import Html, write_page
 from dsv.cli.declare import argument, command, option
 from dsv.cli.options import one_of
 from dsv.cli.run_views import write_csv, write_curve, write_differences, write_key, write_one, write_table
-from dsv.errors import DsvError, NotFound, Unreachable, UsageError
+from dsv.errors import DsvError, NotFound, Unreachable, UsageError, lacks
 from dsv.run.listing import Filter, RunQuery, RunView, differences, run_known_here, runs_known_here
+from dsv.run.parameters import ID_PART
 from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.sweep import SweepView
 from dsv.values.names import DatasetName, Target
@@ -41,7 +42,7 @@ WATCH = 10.0
         f"items({' '.join(RunRecord.keys())} took_seconds sent series) copy(to source files bytes known left_out) "
         "into(dataset branch commit root path new error) once(key again same document) deleted(run dataset) "
         "compare(runs differences) "
-        "series(name of last points)"
+        "series(name of last points) export(runs new hits notes)"
     ),
 )
 def runs(
@@ -57,6 +58,8 @@ def runs(
     compare: bool = option("--compare", "Compare these runs, or those that a filter leaves."),
     html: Html = None,
     as_csv: bool = option("--csv", "Write it as CSV, exact and with all columns."),
+    export: str | None = option("--export FORMAT", "To mlflow, or openlineage: to the FILE named last."),
+    experiment: str | None = option("--experiment NAME", "With --export mlflow: the experiment there."),
     once: bool = option("--once", "Show what is in the key of the run ID, and compute it again."),
     log: bool = option("--log", "Print the log of the run ID; of a very long one, head and tail."),
     out: str | None = option("--out DIR", "Copy the output of the run ID to a new folder."),
@@ -75,18 +78,16 @@ def runs(
     A run without KEY matches only KEY=null. Records are in the store, beside the dataset, or here until they are sent.
     --delete keeps folders that --out or a pool names. The name of a dataset in place of an ID stands for --dataset.
     """
-    ids, of_dataset = run or [], None if dataset is None else DatasetName.parse(dataset)
+    ids, of_dataset = _ids(call, run or []), None if dataset is None else DatasetName.parse(dataset)
     if delete or older_than is not None or yes or force:
         return _delete(call, ids, of_dataset, older_than, yes, force)
     query = RunQuery(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit, hits)
     asked_for = {"--log": log or None, "--out": out, "--into": into, "--once": once or None, "--plot": plot}
     only = [what for what, it in asked_for.items() if it is not None]
-    if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
+    if only and (len(ids) != 1 or compare or as_csv or export or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
-    one_of(csv=as_csv, json=call.json, html=html)
-    if watch and (only or compare or as_csv or call.json or html):
-        raise UsageError("--watch takes ids and filters alone", subject="--watch", hint="dsv runs --watch")
-    most = None if ids or limit or call.json or compare or as_csv or html else SHOWN
+    _check_forms(call, bool(only))
+    most = None if ids or limit or call.json or compare or as_csv or html or export else SHOWN
     try:
         with call.context(writes=bool(into)) as context, open_runs(context, call.around.environ) as found:
             ids, of_dataset = (ids, of_dataset) if only else found.ids_or_dataset(ids, of_dataset)
@@ -101,7 +102,7 @@ def runs(
                     return _tell_last_known(call, views)
                 _pause(call)
     except Unreachable as error:
-        if compare or as_csv or only or of or html:
+        if compare or as_csv or only or of or html or export:
             raise
         return _write_known_here(call, ids, of_dataset, query, error)
 
@@ -112,7 +113,9 @@ def _show(
 ) -> None:  # fmt: skip
     if call.params["watch"]:
         call.out.stream()  # past the pager
-    if (file := call.params["html"]) is not None:
+    if call.params["export"] is not None:
+        _export(call, found, views)
+    elif (file := call.params["html"]) is not None:
         beside = call.params["compare"] and len(views) == 2
         is_one = beside or (each and len(views) == 1)
         about = ("run", views[-1], views[0] if beside else None) if is_one else ("runs", views)
@@ -127,6 +130,49 @@ def _show(
         _write(call, views, query, sweep, each=each)
         if cut:
             call.say(f"only {len(views)} runs are shown; --limit N shows N")
+
+
+def _ids(call: Call, words: list[str]) -> list[str]:
+    """Return the words without the file of an export. Raises `UsageError`."""
+    kind, experiment = call.params["export"], call.params["experiment"]
+    hint = "dsv runs [ID]... --export mlflow [--experiment NAME], or --export openlineage ./FILE"
+    if kind not in (None, "mlflow", "openlineage") or (experiment is not None and kind != "mlflow"):
+        raise UsageError("--export takes mlflow or openlineage, and --experiment is for mlflow", hint=hint)
+    if kind == "openlineage" and (not words or not words[-1] or ID_PART.fullmatch(words[-1])):
+        raise UsageError("--export openlineage needs a FILE after the ids", hint=hint)
+    return words[:-1] if kind == "openlineage" else words
+
+
+def _check_forms(call: Call, only: bool) -> None:
+    given = call.params
+    page, compare, csv = given["html"] or given["export"], given["compare"], given["as_csv"]
+    json = call.json and not given["export"]
+    one_of(csv=csv, json=json, html=given["html"], export=given["export"], compare=page and compare)
+    if given["watch"] and (only or compare or csv or call.json or page):
+        raise UsageError("--watch takes ids and filters alone", subject="--watch", hint="dsv runs --watch")
+
+
+def _export(call: Call, found: Runs, views: list[RunView]) -> None:
+    """Nothing was run for a hit of `--once`, so it is left out."""
+    ran, environ, notes = [view for view in views if not view.hit], call.around.environ, list[str]()
+    where, kind = "MLflow", call.params["export"]
+    try:
+        if kind == "mlflow":
+            from dsv.api.mlflow import export
+
+            new, notes = export(found, ran, call.params["experiment"], environ)
+        else:
+            from dsv.api.openlineage import Events, add_events
+
+            where, events = call.params["run"][-1], Events(found.repository.id, found.runs, environ)
+            new = add_events(Path(where).absolute(), events, (view.record for view in ran))
+    except ImportError as error:
+        raise lacks(error, kind) from error
+    hits = len(views) - len(ran)
+    call.result(export={"runs": len(ran), "new": new, "hits": hits, "notes": notes})
+    for note in (*notes, *([f"{hits:,} for which nothing was run are left out"] if hits else ())):
+        call.warn(note)
+    call.say(f"{format_count(len(ran), 'run')} in {where}, {new:,} new or completed")
 
 
 def _pause(call: Call) -> None:

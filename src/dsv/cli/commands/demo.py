@@ -164,7 +164,7 @@ def take(
             packs = (folder / "store/packs").glob("*/*")
             largest = max(packs, key=lambda path: (path.stat().st_size, path.name))
             line = f"rm ../{largest.relative_to(folder)}"
-        if rest == "PAGES":
+        if rest == "site PAGES":
             line = f"dsv site {tempfile.mkdtemp(prefix='dsv-demo-pages-')}"
         typed = line.replace("ENGINE", options)
         show(f"$ {typed}")

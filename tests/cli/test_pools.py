@@ -13,6 +13,7 @@ import pytest
 
 from dsv.api import pools
 from dsv.api.cache import Stager
+from dsv.api.environment import with_value
 from dsv.errors import Unreachable
 from dsv.files.git import GitError
 from dsv.run import origin, supervisor
@@ -83,6 +84,14 @@ def test_the_settings_of_a_pool_have_their_origins(pets: Dsv) -> None:
     assert items["pools.a.busy.file"]["value"] == str(pets.home / "busy-a")
 
 
+def by_hand(dsv: Dsv, key: str, value: str) -> None:
+    """Write a setting as an editor does: `dsv config` refuses what no command can use."""
+    config = dsv.home / ".config/dsv/config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    before = config.read_bytes() if config.exists() else b""
+    config.write_text(with_value(before, key, value, str(config)))
+
+
 def test_an_engines_settings_may_be_anything(dsv: Dsv) -> None:
     config = dsv.home / ".config/dsv/config.toml"
     config.parent.mkdir(parents=True)
@@ -94,8 +103,9 @@ def test_an_engines_settings_may_be_anything(dsv: Dsv) -> None:
         "3",
         {"gpu": "a100", "n": [1, 2]},
     )
-    dsv.ok("config", "pools.a.x.count", "4")
-    assert "count = 4" in config.read_text() and 'gpu = "a100"' in config.read_text()
+    assert dsv("config", "pools.a.x.count", "4").code == 2  # there is no such engine
+    dsv.ok("config", "pools.a.slurm.partition", "gpu")
+    assert "count = 3" in config.read_text() and 'gpu = "a100"' in config.read_text()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +126,7 @@ def test_a_pool_that_is_wrong_is_refused_before_anything_is_asked(
     dsv: Dsv, settings: dict[str, str], words: str
 ) -> None:
     for key, value in settings.items():
-        dsv.ok("config", f"pools.a.{key}", value)
+        by_hand(dsv, f"pools.a.{key}", value)
     refused = dsv("run", "pets", "--on", "a", "--", "true")
     assert refused.code in (2, 125) and words in refused.err and "hint: dsv config" in refused.err
     shown = dsv("pools", "--json")
@@ -375,15 +385,15 @@ def test_a_run_has_what_the_settings_of_its_pool_say(pets: Dsv, monkeypatch: pyt
     ],
 )  # fmt: skip
 def test_a_setting_of_a_pool_that_is_wrong_is_named(pets: Dsv, key: str, value: str, words: str) -> None:
-    pets.ok("config", f"pools.a.{key}", "--", value)
+    by_hand(pets, f"pools.a.{key}", value)
     refused = pets("run", "pets@v1", "--on", "a", "--", "true")
     assert refused.code == 2 and words in refused.err and f"pools.a.{key}" in refused.err
 
 
 def test_a_preference_that_there_is_none_of_is_refused(pets: Dsv) -> None:
-    pets.ok("config", "prefer", "speed")
+    by_hand(pets, "prefer", "speed")
     refused = pets("run", "pets@v1", "--on", "a", "--", "true")
-    assert refused.code == 2 and "cached or order" in refused.err
+    assert refused.code == 2 and "hint: dsv config prefer cached, or: dsv config prefer order" in refused.err
 
 
 def test_a_pool_of_this_machine_gives_free_gpus(

@@ -127,8 +127,8 @@ def _check_pool_setting(key: str, value: str) -> None:
         elif parse is not None:
             parse(value)
     except UsageError as error:
-        error.message, error.subject = f"{key}: {error.message}", key
-        error.hint = None if below else error.hint
+        said = error.message if key in error.message else f"{key}: {error.message}"
+        error.message, error.subject, error.hint = said, key, None if below else error.hint
         raise
 
 

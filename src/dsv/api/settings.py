@@ -23,7 +23,7 @@ PARSED: Mapping[str, tuple[Callable[[str], int], str]] = {  # how values are par
     "runs.keep_local": (parse_duration, "30d"),
     "metadata.max_size": (parse_size, "512M"),
     "metadata.max_files": (int, "50000"),
-    "prefer": (("cached", "order").index, "order"),
+    "prefer": (("cached", "order").index, "cached, or: dsv config prefer order"),
 }
 PLAIN_KEYS = ("store", "cache", "author", "pool", "lineage.openlineage", *PARSED)
 STORE_FIELDS = ("url", "endpoint", "region", "profile", "ca_bundle", "names", "mirrors")

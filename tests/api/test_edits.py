@@ -280,7 +280,6 @@ def test_a_dataset_is_made_only_if_that_is_said(ann: Person) -> None:
         ("scans@main~1", UsageError),
         ("scans@12345678", UsageError),
         ("scans@none", NotFound),
-        ("none@other", NotFound),
     ],
 )
 def test_only_a_branch_gets_a_commit(ann: Person, target: str, error: type[DsvError]) -> None:

@@ -171,7 +171,7 @@ def test_a_run_goes_to_the_first_pool_that_can_begin_it(pets: Dsv) -> None:
     assert_documented(
         "runs",
         pets.ok("runs", "--json").json,
-        without=("compare.", "copy.", "deleted.", "export.", "into.", "once.", "series."),
+        without=("compare.", "copy.", "deleted.", "export.", "into.", "once.", "series.", "items.series"),
     )
     assert "pool=a reason=0 of 8 GPUs are free" in pets.ok("runs", str(run["run"])).out
 

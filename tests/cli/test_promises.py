@@ -119,7 +119,10 @@ def test_a_path_that_local_rules_leave_out_is_not_restored(untagged_pets: Dsv) -
 def test_rules_that_name_committed_files_ask_before_they_remove_them(untagged_pets: Dsv) -> None:
     pets = untagged_pets
     write_files(pets.cwd, {".dsvignore": b"a.txt\n2.png\n"})
-    assert "'a.txt' and 1 other path from the dataset, as .dsvignore leaves them out" in pets.ok("status").err
+    assert (
+        "'a.txt' and 1 other path from the dataset for everybody, as .dsvignore leaves them out"
+        in pets.ok("status").err
+    )
     refused = pets("sync")
     assert refused.code == 2 and "this removes 'a.txt' and 1 other path from the dataset" in refused.err
     assert "hint: the same command with --yes" in refused.err

@@ -120,7 +120,7 @@ def sync(context: Context, request: SyncRequest) -> Synced:
                 check_removals(scan, tree, allowed=request.allow_removals)
                 dataset = str(opened.workspace.dataset)
                 if (what := left_out(scan)) and not request.allow_removals:
-                    request.confirm(f"this removes {what} for everybody", dataset)
+                    request.confirm(f"this removes {what}", dataset)
                 if what := doubts(scan, context.settings.home):
                     request.confirm(f"this publishes {what}", dataset)
                 publisher.publish(baseline, done, request.message, jobs=request.jobs)

@@ -260,7 +260,7 @@ def left_out(scan: WorkspaceScan) -> str | None:
     if not paths:
         return None
     more = f" and {format_count(len(paths) - 1, 'other path')}" if len(paths) > 1 else ""
-    return f"{show(paths[0])}{more} from the dataset, as .dsvignore leaves {'them' if more else 'it'} out"
+    return f"{show(paths[0])}{more} from the dataset for everybody, as .dsvignore leaves {'them' if more else 'it'} out"
 
 
 def emptied(scan: WorkspaceScan) -> list[bytes]:

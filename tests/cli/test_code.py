@@ -12,10 +12,11 @@ import pytest
 from dsv.api import run_code
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines.process import ProcessEngine
-from tests.kit.dsv import Dsv, write_files
+from tests.kit.dsv import Dsv, made_once, write_files
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     here = dsv.at(dsv.cwd, DSV_CACHE=str(dsv.home / "cache"))
     write_files(here.cwd, {"train/1.png": b"1"})

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, made_once, write_files
 
 LABELS = b"file,label\na,cat\nb,dog\nc,cat\n"
 NEW_LABELS = b"file,label,score\na,cat,1\nb,cat,2\nd,dog,3\n"
 
 
 @pytest.fixture
+@made_once
 def zoo(dsv: Dsv) -> Dsv:
     """Dataset `zoo` with the tags v1 and v2, between which everything happened that can."""
     rng = random.Random(5)

@@ -9,12 +9,13 @@ import pytest
 
 from dsv.errors import Denied
 from dsv.stores.directory import DirectoryStore
-from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, made_once, write_files
 
 BIG = random.Random(2).randbytes(2 << 20)
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     """A dataset with two commits, the first one tagged."""
     write_files(dsv.cwd, {"train/1": BIG, "train/2": b"same", "test/1": b"same", "top": b"top"})

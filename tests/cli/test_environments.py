@@ -15,7 +15,7 @@ import pytest
 
 from dsv.cli.failure import of_error
 from dsv.errors import LaunchError, Unreachable
-from tests.kit.dsv import PROGRAM, Dsv, Result
+from tests.kit.dsv import PROGRAM, Dsv, Result, made_once
 from tests.waiting import PATIENCE
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -23,6 +23,7 @@ NAME = "tr\u00e4in.txt"
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     """A workspace below a folder whose name is not ASCII, with one commit in a store of such a name."""
     folder = dsv.cwd / "gr\u00fcn"

@@ -24,7 +24,7 @@ from dsv.stores.options import StoreOptions
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ErasureId, FileId
 from tests.cli.test_delete_dataset import Interrupted, Terminal, typed
-from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, made_once, write_files
 from tests.kit.packs import everything
 from tests.kit.repositories import WRITER
 from tests.privileges import modes_count
@@ -33,6 +33,7 @@ SECRET = b"the name and number of a patient\n" * 50
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     """A workspace of a dataset with a file to erase, and another one."""
     write_files(dsv.cwd, {"a.txt": b"alpha\n", "p/secret": SECRET, "p/more": b"more\n"})

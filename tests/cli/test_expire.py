@@ -16,7 +16,7 @@ from dsv.repo.repository import Repository
 from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import ChunkId, CommitId
 from dsv.values.names import DatasetName
-from tests.kit.dsv import Dsv, write_files
+from tests.kit.dsv import Dsv, made_once, write_files
 
 PETS = DatasetName.parse("pets")
 
@@ -26,6 +26,7 @@ def store_of(dsv: Dsv) -> DirectoryStore:
 
 
 @pytest.fixture
+@made_once
 def old(dsv: Dsv) -> Dsv:
     """`pets` with five commits on main, of which the second has the tag v1, and one on branch dev, from the third."""
     here = dsv.at(dsv.cwd, DSV_CACHE=str(dsv.cwd.parent / "cache"), DSV_STORE=str(dsv.home / "store"))

@@ -23,7 +23,7 @@ from dsv.exchange.export import UrlExport
 from dsv.exchange.journal import ExchangeJournal
 from dsv.transfer.upload import StoredContent
 from dsv.values.ids import FileId
-from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, made_once, write_files
 from tests.labs.s3_server import S3Server
 from tests.privileges import modes_count
 from tests.waiting import until
@@ -35,6 +35,7 @@ MANY = 1500
 
 
 @pytest.fixture
+@made_once
 def things(dsv: Dsv) -> Dsv:
     """A person with one dataset."""
     write_files(dsv.cwd, FILES)

@@ -23,7 +23,7 @@ from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 from tests.cli.test_delete_dataset import Interrupted, typed
-from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, made_once, write_files
 
 PETS = DatasetName.parse("pets")
 NOW = ("--grace", "0s")
@@ -43,6 +43,7 @@ def everything(dsv: Dsv) -> dict[str, int]:
 
 
 @pytest.fixture
+@made_once
 def old(dsv: Dsv) -> Dsv:
     """`pets` with four commits, of which the first two are expired; dataset `others` has a file of the first one.
 

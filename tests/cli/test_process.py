@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsv import __version__
-from tests.kit.dsv import PROGRAM, Dsv, full_pipe, write_files
+from tests.kit.dsv import PROGRAM, Dsv, full_pipe, made_once, write_files
 from tests.waiting import PATIENCE
 
 SLOW = """
@@ -301,6 +301,7 @@ def test_a_locale_without_unicode_loses_no_letter(dsv: Dsv) -> None:
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     write_files(dsv.cwd, {"a": b"a"})
     dsv.ok("init", "pets")

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.engines.fake_docker import FakeDocker
-from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, made_once, write_files
 from tests.processes import running
 from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     write_files(dsv.cwd, {"train/1.png": b"1", "train/2.png": b"2"})
     dsv.ok("init", "pets")

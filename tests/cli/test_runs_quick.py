@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from dsv.stores.directory import DirectoryStore
-from tests.kit.dsv import Dsv, write_files
+from tests.kit.dsv import Dsv, made_once, write_files
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     """With three runs, which this machine remembers."""
     write_files(dsv.cwd, {"a": b"a"})

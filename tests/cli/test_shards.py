@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dsv.exchange import shards as shards_module
-from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, made_once, write_files
 from tests.waiting import until
 
 webdataset = pytest.importorskip("webdataset")
@@ -37,6 +37,7 @@ FILES |= {
 
 
 @pytest.fixture
+@made_once
 def images(dsv: Dsv) -> Dsv:
     write_files(dsv.cwd / "in", FILES)
     (dsv.cwd / "in/run.sh").chmod(0o755)

@@ -19,7 +19,7 @@ from PIL import Image
 from dsv.files.lock import Lock
 from dsv.site.decoding import Decoder, Order
 from dsv.site.folder import visible
-from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, made_once, write_files
 
 pytest.importorskip("jinja2")
 ELEMENTS = [
@@ -100,6 +100,7 @@ def png(side: int = 8, shade: int = 90) -> bytes:
 
 
 @pytest.fixture
+@made_once
 def shapes(dsv: Dsv) -> Dsv:
     """Dataset `shapes` with the tags v1 and v2."""
     here = dsv.at(dsv.cwd, DSV_CACHE=str(dsv.home / "cache"))

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, made_once, write_files
 
 
 @pytest.fixture
+@made_once
 def pets(dsv: Dsv) -> Dsv:
     write_files(dsv.cwd, {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2"})
     dsv.ok("init", "pets")

@@ -29,7 +29,7 @@ from dsv.files.process import processors, read_order, start_program
 from dsv.files.system import FileSystem
 
 # Work that pays for the start of one more process, in entries and in bytes to write.
-_ENTRIES_EACH = 16_000
+_ENTRIES_EACH = 12_000
 _BYTES_EACH = 512 << 20
 _MOST = 8
 _END_WITHIN = 10.0  # seconds

@@ -7,8 +7,11 @@ import io
 import os
 import pty
 import random
+import signal
 import subprocess
 import tarfile
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from dsv.format.locator import ObjectKind
 from tests.api.test_damage_marks import flip
 from tests.kit.dsv import Dsv, assert_documented
 from tests.kit.people import Person
+from tests.waiting import PATIENCE
 
 BIG = random.Random(5).randbytes(5 << 20)
 
@@ -488,3 +492,11 @@ def test_slices_cover_all_paths() -> None:
         for count in range(1, 9):
             bounds = export_folder._bounds(ends, count)
             assert bounds[0] == 0 and bounds[-1] == len(ends) and bounds == sorted(set(bounds))
+
+
+def test_a_process_of_an_export_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    order = partial(time.sleep, PATIENCE), None, None, 1, tmp_path, 0, 1
+    process = export_folder.start_program("dsv.exchange.export_folder", order)
+    with process, process.stdin:  # as the end of its parent closes it
+        pass
+    assert process.returncode == -signal.SIGKILL

@@ -418,6 +418,7 @@ def test_a_dataset_without_tags_is_no_empty_export(mixed: Dsv) -> None:
     assert mixed("export", "none", "--all-tags", "tags").code == 3
 
 
+@pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """Have three processes share each export to a folder, and return those that it has started."""
     processes: list[subprocess.Popen[bytes]] = []

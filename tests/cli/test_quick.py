@@ -13,7 +13,7 @@ import pytest
 
 from dsv.cli.call import Call, CommandLine
 from dsv.cli.catalogue import COMMANDS, GLOBAL_OPTIONS
-from dsv.cli.declare import Command, Parameter, global_options, load
+from dsv.cli.declare import Parameter, global_options, load
 from dsv.cli.output import CommandOutput
 from dsv.cli.parser import invoke
 from dsv.cli.quick import quick_call
@@ -38,7 +38,7 @@ def by_typer(words: list[str], patch: pytest.MonkeyPatch) -> tuple[Any, ...] | N
     """What the command gets from typer; None if typer refuses the line, or shows help."""
     calls: list[Call] = []
     with patch.context() as each:
-        each.setattr(Command, "invoke", lambda _, call: calls.append(call))
+        each.setattr(Call, "run", lambda call: calls.append(call))
         try:
             invoke(words, session_of(words))
         except UsageError:

@@ -138,7 +138,7 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
         ("cache pets@v1", 95),
         ("cached", 155),
         ("sync", 155),
-        ("pull", 156),
+        ("pull", 158),
         ("runs", 155),
         ("doctor", 160),
         ("run pets -- true", 145),
@@ -157,8 +157,8 @@ def test_a_command_imports_little(pets: Dsv, line: str, most: int) -> None:
         [sys.executable, "-c", code], env=dict(pets.environ), cwd=pets.cwd, capture_output=True, text=True
     )
     imported = shown.stderr.splitlines()[-1].split()
-    assert not {"pydantic", "typer", "typing_extensions"} & set(imported)
-    assert "inspect" not in imported or most > 100
+    assert not {"pydantic", "typer"} & set(imported)
+    assert not {"inspect", "typing_extensions"} & set(imported) or most > 100  # pyfastcdc imports the latter
     assert len(imported) <= most, imported
 
 

@@ -112,4 +112,4 @@ def test_a_planted_leak_is_found(
 
 
 def test_the_costs_of_the_page_are_those_of_the_formula() -> None:
-    assert paper.table() in (OPERATIONS / "growth.md").read_text()
+    assert paper.table() in (OPERATIONS.parent / "internals/performance.md").read_text()

@@ -267,9 +267,9 @@ def test_open_sessions_are_named_and_nothing_is_deleted(old: Dsv) -> None:
         before = packs(old)
         result = old("gc", "--yes", *NOW, "--max-wait", "0s", "--json")
         assert result.code == 4
-        assert (
-            "dsv 0.9 of Ada on node7, 3d old" in result.err or "dsv 0.9 of Ada on node7, 3d old" in result.out
-        )
+        message = result.json["error"]["message"]
+        assert "1 session of" in message and "had not ended; nothing was deleted" in message
+        assert "dsv 0.9 of Ada on node7, 3d old" in message
         assert before.items() <= packs(old).items()
         check(old)
         session.close()

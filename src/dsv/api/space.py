@@ -559,7 +559,7 @@ def collect(context: Context, options: Options) -> Collection:
         if done.gave_up:
             waited = format_count(len(done.waited_for), "session")
             raise Conflict(
-                f"after {format_duration(options.max_wait)} {waited} still write to {repository.store.url}; nothing "
+                f"after {format_duration(options.max_wait)} {waited} of {repository.store.url} had not ended; nothing "
                 f"was deleted{format_lines(list(done.waited_for))}",
                 subject=repository.store.url,
                 hint="when they have ended, run the same command again; --max-wait is how long it waits",

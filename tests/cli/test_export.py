@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import random
+import shutil
 import signal
 import subprocess
 import tarfile
@@ -379,6 +380,22 @@ def test_the_same_command_compares_what_is_there_and_writes_the_rest(
     skipped = tagged("export", "pets", "--all-tags", "tags", "--skip-damaged", "--json")
     assert skipped.code == 5 and [one["path"] for one in skipped.json["items"][3]["damaged"]] == ["zero"]
     assert not (tags / "w1/zero").exists(), "what is there is only compared"
+
+
+def test_a_file_that_was_changed_gets_no_link(tagged: Dsv) -> None:
+    tagged.ok("export", "pets", "--all-tags", "tags")
+    changed, written = tagged.cwd / "tags/a%2Fb.tar", tagged.cwd / "tags/w1"
+    for path in (changed / "train/big", changed / "zero"):
+        path.unlink()
+    (changed / "train/big").write_bytes(b"other")
+    (changed / "zero").symlink_to(os.devnull)
+    (changed / "run.sh").chmod(0o444)
+    shutil.rmtree(written)
+    done = tagged("export", "pets", "--all-tags", "tags", "--skip-damaged", "--json")
+    assert done.code == 5
+    assert [one["path"] for one in done.json["items"][0]["damaged"]] == ["train/big", "zero"]
+    assert (written / "train/big").read_bytes() == BIG and not (written / "zero").is_symlink()
+    assert (written / "run.sh").stat().st_mode & 0o777 == 0o555
 
 
 def test_a_file_without_room_for_another_link_is_written(

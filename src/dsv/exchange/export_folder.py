@@ -185,10 +185,13 @@ class TagFolders(dict[tuple[FileId | None, Kind], Path]):
             export_path(selection, f"{to}/", None, self)
         for name, entry, _ in selection.found:
             if entry.is_file and entry.path not in selection.damaged:
-                path = self[entry.file_id, entry.kind] = to / os.fsdecode(name)
-                if is_there and not (path.is_file() and blake3().update_mmap(path).digest() == entry.file_id):
+                path = to / os.fsdecode(name)
+                is_file = not is_there or (path.is_file() and not path.is_symlink())
+                if is_there and not (is_file and blake3().update_mmap(path).digest() == entry.file_id):
                     text = f"{show(bytes(path))} is not as in the tag"
                     selection.skip(IntegrityError(text, hint=f"move {to} away"), entry.path)
+                elif path.stat().st_mode & 0o300 == (0o100 if entry.kind is Kind.EXECUTABLE else 0):
+                    self[entry.file_id, entry.kind] = path
 
     def lack(self, entry: Entry, path: bytes, descent: Descent) -> bool:
         """Make a link to an equal file. Return True if there is none, or it can't have one more link."""

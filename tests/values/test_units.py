@@ -201,6 +201,16 @@ def test_a_printed_time_is_read_as_the_minute_that_it_was(
         time.tzset()
 
 
+def test_a_zone_a_day_away_shows_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XXX-24")
+    time.tzset()
+    try:
+        assert format_time(1_795_180_865_999) == "2026-11-20 13:21+00:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 @pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "20", "-1d", "2026-11-20T25:00"])
 def test_what_is_no_moment_is_refused(text: str) -> None:
     with pytest.raises(UsageError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -14,7 +15,7 @@ LONGEST: Final = 36525 * 86400
 
 _SECONDS = {"y": 365 * 86400, "w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile("".join(rf"(?:(\d{{1,9}}(?:\.\d{{1,6}})?) ?{unit} ?)?" for unit in _SECONDS), re.ASCII)
-_MINUTE = re.compile(r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(?:Z|[+-]\d{2}:?\d{2})?", re.ASCII)
+_MINUTE = re.compile(r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(?:Z|[+-]\d{2}:?\d{2}(?::\d{2})?)?", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?(?:([kKMGTPE])(i)?)?B?", re.ASCII)
 _PLAIN = 1_000_000  # from this size on, a number without a unit means bytes
 _EARLIEST, _LATEST = (datetime(*day, tzinfo=UTC).timestamp() * 1000 for day in ((1000, 1, 2), (9999, 12, 30)))
@@ -86,7 +87,10 @@ def utc(time_ms: float) -> datetime:
 
 def format_time(time_ms: float) -> str:
     """Return a time for people, local and with its offset: `2026-11-20 14:21+01:00`."""
-    return utc(time_ms).astimezone().isoformat(" ", "minutes")
+    moment = utc(time_ms)
+    with suppress(ValueError):  # TZ may name an offset of a day, which no datetime has
+        moment = moment.astimezone()
+    return moment.isoformat(" ", "minutes")
 
 
 def rfc3339(time_ms: float) -> str:

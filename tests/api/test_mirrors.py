@@ -15,10 +15,11 @@ from dsv.api.cache_targets import Targets
 from dsv.api.clone import clone
 from dsv.api.context import Context
 from dsv.api.copy import CopyRequest, copy
-from dsv.api.datasets import cat, ls
+from dsv.api.datasets import cat, ls, resolve
 from dsv.api.settings import Settings, SettingsSource
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
+from dsv.exchange.export import Selection
 from dsv.format import keys
 from dsv.stores import open as opening
 from dsv.stores.directory import DirectoryStore
@@ -250,3 +251,16 @@ def test_nothing_is_written_to_a_mirror(world: World) -> None:
     with pytest.raises(DsvError), context.repository(Target.parse("scans")):
         pass
     assert [item.key for item in DirectoryStore(world.base / "mirror").list("")] == before
+
+
+def test_the_processes_of_an_export_read_mirrors_too(world: World) -> None:
+    target = Target.parse("scans:f/0009")
+    commit = resolve(world.context("bob"), target).commit
+    world.lose_packs()
+    for _ in range(2):  # with lost packs, then with nothing there
+        open_repository = pickle.loads(pickle.dumps(world.context("bob").opener()))
+        objects = open_repository().objects
+        [(_, _, pieces)] = Selection(objects, commit, target, skip_damaged=False, strict=False).contents()
+        assert b"".join(pieces) == world.files["f/0009"]
+        if (world.base / "lake").exists():
+            world.go_away()

@@ -14,11 +14,11 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
-from dsv.api.context import Context, Mirrors, Place, mirror_places, open_place, write_tracking
+from dsv.api.context import Context, Place, mirror_places, open_beside, write_tracking
 from dsv.cache.names import bind, bound_store, known_store, note_address, show_tag
 from dsv.cache.record import erasures_folder
 from dsv.cache.root import CachePlace, CacheRoot, explain, explaining, folder_name, own_folder
-from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, UsageError
+from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
 from dsv.files.small_files import FULL, list_names, read_small, replace_file
 from dsv.repo.tracking import Tracked, Tracking, file_of, read
 from dsv.values.ids import CommitId, StoreId
@@ -372,14 +372,7 @@ class Targets(AbstractContextManager["Targets"]):
 
 
 def open_source(root: CacheRoot, place: Place, mirrors: list[Place]) -> StoreSource:
-    """Open the source of a fill in a helper process: a store with its mirrors, or else its first mirror."""
+    """Open the source of a fill in a helper process."""
     from dsv.cache.fill.source import StoreSource
 
-    def opened() -> Repository:
-        others = Mirrors(place[0], mirrors, root.metadata, lambda _: None)
-        try:
-            return open_place(place, root.metadata, others if mirrors else None)
-        except (Unreachable, IntegrityError) as error:
-            return others.stand_in(error)
-
-    return StoreSource(opened)
+    return StoreSource(partial(open_beside, place, mirrors, root.metadata))

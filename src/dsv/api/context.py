@@ -112,7 +112,7 @@ class Context(msgspec.Struct, frozen=True):
 
     def copies_folder(self, store_id: StoreId) -> AnyPath:
         """Return the folder that copies are added to: the cache's, if it has them for its users."""
-        return (self.shared or self.metadata) / STORES / str(store_id) / "objects"
+        return copies_below(self.shared or self.metadata, store_id)
 
     def copies_beside(self, cache: SharedPath) -> list[AnyPath]:
         """Return the folders of all local copies of metadata: this user's, and those in a cache's dot folder."""
@@ -147,7 +147,7 @@ class Context(msgspec.Struct, frozen=True):
                 f"the store's folder {choice.url} is not there, and it was once",
                 subject=choice.url,
                 hint=f"check that it is mounted (ls -ld {choice.url}); to begin an empty store there: "
-                f"mkdir -p {shlex.quote(choice.url)}",
+                f"mkdir -p {'-m 700 ' * (choice.origin == BUILT_IN)}{shlex.quote(choice.url)}",
             )
         if is_absent and not was_there and choice.origin == BUILT_IN and not create:
             raise NoStore(
@@ -229,10 +229,12 @@ class Context(msgspec.Struct, frozen=True):
             self.moved(store.url, left, split.names.url)
         return repository
 
-    def opener(self, repository: Repository) -> Callable[[], Repository] | None:
-        """Return a function with which another process opens this repository; None if only this one can."""
-        place = None if self.offline else self.place()
-        return place and partial(_open_beside, place, self.copies_folder(repository.id))
+    def opener(self) -> Callable[[], Repository] | None:
+        """Return a function with which another process opens the current repository; None if only this one can."""
+        if self.offline or (place := self.place()) is None:
+            return None
+        copies = partial(copies_below, self.shared or self.metadata)
+        return partial(open_beside, place, mirror_places(self), copies)
 
     def place(self) -> Place | None:
         """Return the current store, for another process; None for one in this process's memory."""
@@ -466,8 +468,17 @@ def open_place(
         raise
 
 
-def _open_beside(place: Place, copies: AnyPath) -> Repository:
-    return open_place(place, lambda _: copies)
+def open_beside(place: Place, mirrors: list[Place], metadata: MetadataFolder) -> Repository:
+    """Open a store with its mirrors, or else its first mirror, in another process."""
+    others = Mirrors(place[0], mirrors, metadata, lambda _: None)
+    try:
+        return open_place(place, metadata, others if mirrors else None)
+    except (Unreachable, IntegrityError) as error:
+        return others.stand_in(error)
+
+
+def copies_below(folder: AnyPath, store_id: StoreId) -> AnyPath:
+    return folder / STORES / str(store_id) / "objects"
 
 
 def mirror_places(context: Context) -> list[Place]:

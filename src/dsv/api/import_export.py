@@ -354,7 +354,7 @@ def export(
             if place or out or skip_damaged or selection.is_one_file or selection.becomes_tar(to):
                 why = "cards are for whole folders of this machine"
                 raise UsageError(why, subject="--card", hint="dsv export TARGET DIR --card croissant,hf")
-            opener = context.opener(repository)
+            opener = context.opener()
             return export_with_cards(selection, resolved.dataset, target, to, cards, opener)
         if place is not None:
             notes = context.metadata / "stores" / str(repository.id) / "exports"
@@ -366,7 +366,7 @@ def export(
         elif tags is not None:
             tags.write(selection, Path(to))
         else:
-            export_path(selection, to, context.opener(repository))
+            export_path(selection, to, context.opener())
         return _unless_expired(repository, selection.exported())
 
 

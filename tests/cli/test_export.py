@@ -464,7 +464,7 @@ def test_several_processes_write_what_one_does(
     assert len(started) == 2
 
 
-@pytest.mark.parametrize("way", ["killed", "in the middle of each file", "not started"])
+@pytest.mark.parametrize("way", ["killed", "unseen", "in the middle of each file", "not started"])
 def test_the_paths_of_a_process_that_fails_are_written_nevertheless(
     mixed: Dsv, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -485,7 +485,11 @@ def test_the_paths_of_a_process_that_fails_are_written_nevertheless(
 
     monkeypatch.setattr(export_folder, "start_program", fail)
     monkeypatch.setattr(export_folder, "_bounds", lambda ends, count: [0, 1, 2, len(ends)])
-    mixed.ok("export", "pets", "together")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN if way == "unseen" else signal.SIG_DFL)
+    try:
+        mixed.ok("export", "pets", "together")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
     monkeypatch.setattr(export_folder, "processors", lambda: 1)
     mixed.ok("export", "pets", "alone")
     assert seen(mixed.cwd / "together") == seen(mixed.cwd / "alone")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
-from subprocess import DEVNULL, Popen
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from blake3 import blake3
@@ -45,7 +45,9 @@ _START = 4_000 * _PATH
 """What this process writes while another one starts."""
 _MOST = 8
 _PROGRAM = "dsv.exchange.export_folder"
-_ALONE: Any = {"stdout": DEVNULL, "stderr": DEVNULL, "process_group": 0}
+_DONE = b"done"
+"""Its output when all is written: its exit code is 0 too if this process was started to ignore the end of children."""
+_ALONE: Any = {"stdout": PIPE, "stderr": DEVNULL, "process_group": 0}
 """In its own process group it does not get a Ctrl-C that is meant for its parent."""
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 
@@ -126,7 +128,9 @@ def _write_folder(
         for start, stop in slices[1 + len(others) :]:
             _write_files(selection, root, start, stop)
         for start, stop, process in others:
-            if process.wait():
+            assert process.stdout is not None
+            said = process.stdout.read()
+            if process.wait() or said != _DONE:
                 _write_files(selection, root, start, stop, again=True)
     with Descent(root) as descent:
         for path, link in links:  # last, so that no file is written through one
@@ -218,6 +222,7 @@ def main() -> int:
         _write_files(selection, root, start, stop)
     except (DsvError, OSError):
         return 1
+    os.write(1, _DONE)
     return 0
 
 

@@ -27,10 +27,10 @@ WHOLE_FILE = ONE + TWO
 
 
 def with_recipe(recipe: Recipe, size: int, file_id: FileId, *further: Recipe) -> tuple[Maker, CommitId]:
-    """A commit whose file `f` has this recipe, this size and this id; the chunks `ONE` and `TWO` are there."""
+    """A commit whose file `f` has this recipe, this size and this id; chunks of `ONE`, `TWO` and both are there."""
     maker = Maker()
-    maker.chunk(ONE)
-    maker.chunk(TWO)
+    for content in (ONE, TWO, WHOLE_FILE):
+        maker.chunk(content)
     for each in (recipe, *further):
         encoded = each.encode()
         maker.add(ObjectKind.RECIPE, RecipeId.hash(encoded), encoded)
@@ -58,6 +58,7 @@ FALSE = {
     "lengths that only sum up": (level_0(ONE, TWO, lengths=[MB + 1, MB - 1]), 2 * MB, RIGHT, ()),
     "a size of another file": (level_0(ONE, TWO), 2 * MB + 1, RIGHT, ()),
     "an id of another file": (level_0(ONE, TWO), 2 * MB, FileId.hash(ONE), ()),
+    "the only chunk of another file": (level_0(WHOLE_FILE), 2 * MB, FileId.hash(ONE), ()),
     "a level left out": (above(level_0(ONE, TWO), level=2), 2 * MB, RIGHT, (level_0(ONE, TWO),)),
     "a length that a recipe below has not": (
         Recipe(1, RecipeId.hash(level_0(ONE).encode()), array("Q", [2 * MB])), 2 * MB, RIGHT, (level_0(ONE),),

@@ -156,11 +156,13 @@ def test_unchanged_chunks_come_from_the_older_file(tmp_path: Path) -> None:
     assert pieces == changed
 
 
-def test_a_recipe_that_is_not_its_file_is_refused() -> None:
+@pytest.mark.parametrize(
+    "content", [random.Random(9).randbytes(6 << 20), bytes(3 << 20)], ids=["", "one chunk"]
+)
+def test_a_recipe_that_is_not_its_file_is_refused(content: bytes) -> None:
     repository = create(MemoryStore())
-    rng = random.Random(9)
     with Session.open(repository, WRITER) as session, Uploader(session) as uploader:
-        stored = store_content(uploader, rng.randbytes(6 << 20))
+        stored = store_content(uploader, content)
         uploader.finish()
     liar = Entry(b"f", Kind.FILE, stored.size, FileId(b"\1" * 32), stored.recipe_id)
     with pytest.raises(IntegrityError, match="not its file"):

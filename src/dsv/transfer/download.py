@@ -200,7 +200,8 @@ class Fetcher:
         """
         pieces = self._pieces(wanted)
         for piece, data in pieces:
-            if piece.last and not isinstance(data, IntegrityError):
+            is_one = piece.last and piece.chunk in (None, piece.wanted.entry.file_id)
+            if is_one and not isinstance(data, IntegrityError):
                 yield piece.wanted, iter((data,) if data else ())
             else:
                 content = _LargeFile(piece, data, pieces)

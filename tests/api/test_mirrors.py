@@ -190,7 +190,7 @@ def test_a_store_that_is_away_is_replaced_by_its_mirror(world: World) -> None:
 
 def test_a_command_that_asks_the_store_alone_is_enough_to_know_it(world: World) -> None:
     with ls(world.context("new"), Target.parse("scans")) as (found, _):
-        assert next(found).path
+        assert next(found)[0].path
     world.go_away()
     assert world.read("new") == world.files["f/0007"]
 

@@ -200,8 +200,9 @@ class Fetcher:
         """
         pieces = self._pieces(wanted)
         for piece, data in pieces:
-            is_one = piece.last and piece.chunk in (None, piece.wanted.entry.file_id)
-            if is_one and not isinstance(data, IntegrityError):
+            entry, chunk = piece.wanted.entry, piece.chunk
+            is_one = entry.recipe_id is None or chunk is None or FileId(chunk) == entry.file_id
+            if piece.last and is_one and not isinstance(data, IntegrityError):
                 yield piece.wanted, iter((data,) if data else ())
             else:
                 content = _LargeFile(piece, data, pieces)

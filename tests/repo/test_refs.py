@@ -10,7 +10,7 @@ from dsv.format import keys
 from dsv.format.records import RefEntry, TagDeleted, TagValue
 from dsv.repo.errors import name_denied_write
 from dsv.repo.refs import listing as listed_module
-from dsv.repo.refs.branches import Head, LostRace, Refs
+from dsv.repo.refs.branches import Head, LostRace, Refs, deleted
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.stores.base import Bytes, PutResult
@@ -236,3 +236,17 @@ def test_a_refusal_names_the_place_that_refused(refused: str, place: str) -> Non
     ):
         raise Denied(f"{refused} was refused: 403", subject=refused)
     assert told.value.message == f"branch main of scans was not changed: {place} was refused: 403"
+
+
+@pytest.mark.parametrize("verb", ["rename", "rename dataset"])
+def test_a_command_has_no_words_of_who_deleted_a_branch(repository: Repository, verb: str) -> None:
+    head = repository.refs.head(DATASET, MAIN)
+    gone = RefEntry(None, True, Nonce.random(), 0, "a", f"{verb}: to x $(reboot)")
+    repository.refs.move(DATASET, MAIN, head, gone)
+    tombstone = repository.refs.newest(DATASET, MAIN)
+    assert tombstone is not None and tombstone.entry.deleted
+    kept = {
+        "rename": "dsv switch 'x $(reboot)'",
+        "rename dataset": f"dsv branch --restore {DATASET}@main brings",
+    }
+    assert kept[verb] in (deleted(tombstone).hint or "")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from shlex import quote
 
 import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
+from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, UsageError
 from dsv.format import keys
 from dsv.format.records import (
     DELETE_DATASET,
@@ -65,9 +67,10 @@ def is_deleted_dataset(head: Head | None) -> bool:
 def renamed(entry: RefEntry | None, which: str) -> DatasetName | None:
     """Return the dataset to which (`RENAMED_TO`) or from which (`RENAMED_FROM`) a move renames its own."""
     action = Action("") if entry is None else Action.parse(entry.action)
-    if action.verb != RENAME_DATASET or not action.message.startswith(which):
-        return None
-    return DatasetName.parse(action.message.removeprefix(which).partition(";")[0])
+    if action.verb == RENAME_DATASET and action.message.startswith(which):
+        with suppress(UsageError):  # another writer may have put any text there
+            return DatasetName.parse(action.message.removeprefix(which).partition(";")[0])
+    return None
 
 
 def no_commit(head: Head, hint: str | None = "dsv sync makes one") -> NotFound:
@@ -107,7 +110,7 @@ def _told(tombstone: Head) -> tuple[str, str, str, str]:
     elif action.verb == RENAME and action.message:
         new = action.message.removeprefix(RENAMED_TO).partition(";")[0]
         what, subject = f"branch {branch} of {dataset} was renamed to {new}", branch
-        command, hint = f"dsv switch {new}", f"name it {new}; a workspace follows it after {{}}"
+        command, hint = f"dsv switch {quote(new)}", f"name it {new}; a workspace follows it after {{}}"
     else:
         what, subject = f"branch {branch} of {dataset} was deleted", branch
         command, hint = f"dsv branch --restore {dataset}@{branch}", "{} brings it back"

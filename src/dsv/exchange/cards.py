@@ -11,16 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from glob import escape
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from blake3 import blake3
-
 from dsv.errors import Conflict
-from dsv.exchange.bodies import PIECE
 from dsv.exchange.export import Exported, Selection
-from dsv.exchange.export_folder import OpenRepository, export_path
+from dsv.exchange.export_folder import OpenRepository, export_path, has_content
 from dsv.exchange.licence import licence_of
 from dsv.files.errors import about
 from dsv.files.small_files import put_file, read_small
@@ -33,7 +30,6 @@ CARDS: Final = {"croissant": "croissant.json", "hf": "README.md"}
 _OWN: Final = {name.encode() for card in CARDS.values() for name in (card, f".{card}.part")}
 _FORMS = {".csv": "text/csv", ".tsv": "text/tab-separated-values", ".parquet": "application/x-parquet"}
 _SPLIT = re.compile(r"(?<![A-Za-z0-9])(train|test|validation|valid|val|dev)(?![A-Za-z0-9])")
-_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 _MOST, _MOST_READ, _MOST_CSV = 100, 1000, 64 << 20
 """Tables and folders that a card names; files, and columns, of one table that it tells of; bytes of a CSV."""
 _TERMS = """arrayShape citeAs column containedIn equivalentProperty extract field fileProperty fileObject fileSet format
@@ -66,7 +62,6 @@ class _Part(NamedTuple):
     """Patterns of exactly these files."""
     files: int
     bytes: int
-    rows: int | None
     columns: tuple[_Column, ...]
 
     @property
@@ -112,14 +107,11 @@ def _checked(selection: Selection, root: Path, names: set[str], *, every: bool) 
     others.difference_update(name for name, _, _ in selection.found)
     for name, entry, _ in selection.found:
         if entry.is_file and ((is_named := name.decode() in names) or every):
-            path, proof, sha = root / os.fsdecode(name), blake3(), hashlib.sha256()
-            if is_file := path.is_file() and not path.is_symlink():
+            if not has_content(path := root / os.fsdecode(name), entry):
+                others.add(name)
+            elif is_named:
                 with path.open("rb") as file:
-                    while piece := file.read(PIECE):
-                        proof.update(piece)
-                        sha.update(piece)
-            digests |= {name.decode(): sha.hexdigest()} if is_named else {}
-            others |= set() if is_file and proof.digest() == entry.file_id else {name}
+                    digests[name.decode()] = hashlib.file_digest(file, "sha256").hexdigest()
     if others:
         text = f"{show(base)} is not an export of this commit: {show(min(others))} differs"
         raise Conflict(text, subject=str(root), hint="choose a path that does not exist")
@@ -127,26 +119,23 @@ def _checked(selection: Selection, root: Path, names: set[str], *, every: bool) 
 
 
 def _tables(selection: Selection, root: Path) -> Iterator[_Part]:
-    groups, seen = dict[Any, list[tuple[str, int, int | None]]](), Counter[str]()
-    read: dict[str, tuple[tuple[_Column, ...], int | None] | None] = {}
+    groups, seen = dict[Any, list[tuple[str, int]]](), Counter[str]()
+    read: dict[str, tuple[_Column, ...] | None] = {}
     for name, entry, _ in selection.found:
         path, pattern, form = name.decode(), re.sub("[0-9]+", "*", name.decode()), Path(name.decode()).suffix
         if entry.is_file and form in _FORMS and (pattern in seen or len(seen) < _MOST):
             seen[pattern] += 1
             if seen[pattern] <= _MOST_READ:
-                read[pattern] = _read(root / path)
-            if (table := read[pattern]) is not None:
-                rows = table[1] if seen[pattern] <= _MOST_READ else None
-                groups.setdefault((pattern, form, table[0]), []).append((path, entry.size, rows))
+                read[pattern] = _columns(root / path)
+            if (columns := read[pattern]) is not None:
+                groups.setdefault((pattern, form, columns), []).append((path, entry.size))
     for (pattern, form, columns), files in islice(groups.items(), _MOST):
-        globs = [escape(path).replace(":", "[:]") for path, *_ in files]
+        globs = [escape(path).replace(":", "[:]") for path, _ in files]
         if len(files) == seen[pattern] > 1:  # then any digits are exact
             globs = sorted({re.sub("[0-9]", "[0-9]", glob) for glob in globs})
-        counts = [rows for *_, rows in files]
-        total = None if None in counts else sum(filter(None, counts))
-        path, size = pattern if len(files) > 1 else files[0][0], sum(size for _, size, _ in files)
+        path, size = pattern if len(files) > 1 else files[0][0], sum(size for _, size in files)
         if len(globs) <= _MOST:
-            yield _Part(form, path, globs, len(files), size, total, columns)
+            yield _Part(form, path, globs, len(files), size, columns)
 
 
 def _images(selection: Selection) -> Iterator[_Part]:
@@ -162,32 +151,30 @@ def _images(selection: Selection) -> Iterator[_Part]:
         columns.append(("label", "", "sc:Text", ""))
     for top in sorted({""} if "" in tops else tops):
         forms = {form: count for (above, form), count in counts.items() if top in ("", above)}
-        globs, count = sorted(f"{top}/**/*{form}".lstrip("/") for form in forms), sum(forms.values())
-        yield _Part("", top or "images", globs, count, size // len(tops), count, (*columns,))
+        globs = sorted(f"{top}/**/*{form}".lstrip("/") for form in forms)
+        yield _Part("", top or "images", globs, sum(forms.values()), size // len(tops), (*columns,))
 
 
-def _read(path: Path) -> tuple[tuple[_Column, ...], int | None] | None:
-    """Return the columns of a table and its rows, as far as they can be known; None if it can't be read."""
+def _columns(path: Path) -> tuple[_Column, ...] | None:
+    """Return the columns of a table, as far as they can be known; None if it can't be read."""
     try:
         from pyarrow import ArrowException, BufferReader, csv, parquet
     except ImportError:
-        return (), None
+        return ()
     if not path.is_file():  # it may be a pipe
         return None
     try:
         with path.open("rb") as file:
             if is_parquet := path.suffix == ".parquet":
-                whole = parquet.ParquetFile(file)
-                schema, rows = whole.schema_arrow, whole.metadata.num_rows
+                schema = parquet.ParquetFile(file).schema_arrow
             elif len(data := file.read(_MOST_CSV + 1)) > _MOST_CSV or b"0x" in data.lower():
-                return (), None  # 0x is a number for pyarrow, and a text for all who read cards
+                return ()  # 0x is a number for pyarrow, and a text for all who read cards
             else:
                 tab = "\t" if path.suffix == ".tsv" else ","
                 if data.partition(b"\n")[0].count(tab.encode()) >= _MOST_READ:
-                    return (), None
+                    return ()
                 how = csv.ParseOptions(delimiter=tab, newlines_in_values=True)
-                table = csv.read_csv(BufferReader(data), parse_options=how)
-                schema, rows = table.schema, table.num_rows
+                schema = csv.read_csv(BufferReader(data), parse_options=how).schema
     except (ArrowException, OSError):
         return None
     columns, more = list[_Column](), schema.metadata or {}
@@ -198,7 +185,7 @@ def _read(path: Path) -> tuple[tuple[_Column, ...], int | None] | None:
         kind = next((kind for form, kind in _TYPES.items() if re.fullmatch(form, dtype)), "")
         is_told = is_parquet and kind and b"huggingface" not in more  # else `datasets` finds it
         columns.append((field.name, lists, kind, _DTYPES.get(dtype, dtype) if is_told else ""))
-    return None if not is_parquet and "binary" in map(str, schema.types) else ((*columns,), rows)
+    return None if not is_parquet and "binary" in map(str, schema.types) else (*columns,)
 
 
 def _ids(texts: Iterable[str]) -> Iterator[str]:
@@ -222,10 +209,8 @@ def _croissant(selection: Selection, title: str, parts: list[_Part], digests: di
         listed.append({**where, "name": part.name, **files, "encodingFormat": form})
         names, fields = [name for name, *_ in part.columns], list[dict[str, Any]]()
         for (name, lists, kind, _), field_id in zip(part.columns, _ids(names), strict=True):
-            source: dict[str, Any] = {
-                "fileObject" if is_file else "fileSet": where,
-                "extract": {"column": name},
-            }
+            source: dict[str, Any] = {"fileObject" if is_file else "fileSet": where}
+            source["extract"] = {"column": name}
             if not part.form:
                 source["extract"] = {"fileProperty": "content" if name == "image" else "fullpath"}
                 source |= {"transform": {"regex": "(?:.*/)?([^/]+)/[^/]+$"}} if name == "label" else {}
@@ -264,14 +249,10 @@ def _hub(selection: Selection, title: str, parts: list[_Part]) -> str:
         configs.append({"config_name": name, "data_files": files, "default": not configs, **labels})
         features = [{"name": name, lists or "dtype": dtype} for name, lists, _, dtype in columns if dtype]
         infos += [{"config_name": name, "features": features}] if len(features) == len(columns) > 0 else []
-    licence, rows = licence_of(selection.tree), [part.rows for part in chain(*tables)]
+    licence = licence_of(selection.tree)
     front: dict[str, Any] = {"license": licence.get("id")}
     if licence and not front["license"]:
         front = {"license": "other", "license_name": licence["title"], "license_link": licence["file"]}
-    if rows and None not in rows:
-        at = sum(sum(filter(None, rows)) >= 1000 * 10**power for power in range(10))
-        size = f"{_SIZES[at - 1]}<n<{_SIZES[at]}" if 0 < at < 10 else "n>1T" if at else "n<1K"
-        front["size_categories"] = [size]
     front |= {"pretty_name": title, "configs": configs, "dataset_info": infos}
     yaml = [f"{key}: {on_a_line(value)}" for key, value in front.items() if value]
     return "\n".join(["---", *yaml, "---", "", "# Dataset", "", f"    {show(title.encode())}", ""])

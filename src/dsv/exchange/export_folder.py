@@ -106,6 +106,12 @@ def put(whole: Path, path: Path, *, replace: bool = False) -> None:
         whole.replace(path)  # a file system without hard links
 
 
+def has_content(path: Path, entry: Entry) -> bool:
+    """Return whether this is a file with the content of the entry."""
+    is_file = path.is_file() and not path.is_symlink()
+    return is_file and blake3().update_mmap(path).digest() == entry.file_id
+
+
 def _write_folder(
     selection: Selection, root: Path, open_repository: OpenRepository | None, tags: TagFolders | None
 ) -> None:
@@ -190,8 +196,7 @@ class TagFolders(dict[tuple[FileId | None, Kind], Path]):
         for name, entry, _ in selection.found:
             if entry.is_file and entry.path not in selection.damaged:
                 path = to / os.fsdecode(name)
-                is_file = not is_there or (path.is_file() and not path.is_symlink())
-                if is_there and not (is_file and blake3().update_mmap(path).digest() == entry.file_id):
+                if is_there and not has_content(path, entry):
                     text = f"{show(bytes(path))} is not as in the tag"
                     selection.skip(IntegrityError(text, hint=f"move {to} away"), entry.path)
                 elif path.stat().st_mode & 0o300 == (0o100 if entry.kind is Kind.EXECUTABLE else 0):

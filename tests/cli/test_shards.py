@@ -134,7 +134,7 @@ def test_the_last_shard_is_the_last_one(images: Dsv, monkeypatch: pytest.MonkeyP
     )
     for seed in range(5):
         images.ok("export", "images", f"{seed}/s-%05d.tar", "--shard-size", "20kB", "--shuffle", str(seed))
-        assert named[0] == "s.json" and named[-1] == max(named[1:]) and len({*named}) == len(named)
+        assert named[-1] == max(named) and len({*named}) == len(named) > 3
         named.clear()
 
 

@@ -23,7 +23,7 @@ from dsv.exchange.export import Exported, tar_info
 from dsv.exchange.export_folder import put
 from dsv.files.descent import remove_tree
 from dsv.files.lock import Lock
-from dsv.files.small_files import read_small, replace_file
+from dsv.files.small_files import put_file, read_small
 from dsv.format.locator import Location
 from dsv.format.tree import Entry
 from dsv.repo.objects.erasures import lacks_erased
@@ -59,14 +59,12 @@ class Shards:
         """how: the most bytes of a shard, unless one sample has more, and the seed of the order; None for 1 GB, and for
         the order of paths. Raises `Unsupported` for names that WebDataset would not read as they are, `NotFound`."""
         size, seed = how[0] or 10**9, how[1]
-        self._tree, self._above = tree, clean_path(target.path)
+        self._tree, self._above, self._seed = tree, clean_path(target.path), seed
         self.files = self.bytes = self.left_out = self.erased = 0
-        sizes, marks, proof = array("Q"), array("Q"), blake3(f"{seed}".encode())
+        sizes, marks = array("Q"), array("Q")
         for key, files in self._samples():
             if len({name.lower() for name, _, _ in files}) < len(files):
                 raise Unsupported(f"suffixes of {key!r} differ in case alone", subject=key, hint=_RENAME)
-            for name, entry, _ in files:
-                proof.update(f"{name}\0{entry.kind}{entry.file_id}".encode())
             sizes.append(sum(self._size(name, entry) for name, entry, _ in files))
             self.files += len(files)
             self.bytes += sum(entry.size for _, entry, _ in files)
@@ -76,8 +74,7 @@ class Shards:
         if not sizes:
             raise NotFound(f"{target} has no file", subject=str(target), hint="dsv ls lists the paths")
         order = range(len(sizes)) if seed is None else sorted(range(len(sizes)), key=marks.__getitem__)
-        self._shard, self._start = array("Q", sizes), array("Q", sizes)
-        self._sizes, self._proof = list[int](), proof.hexdigest()
+        self._shard, self._start, self._sizes = array("Q", sizes), array("Q", sizes), list[int]()
         for sample in order:
             if not self._sizes or self._sizes[-1] + sizes[sample] > size:
                 self._sizes.append(_END)
@@ -116,7 +113,7 @@ class Shards:
             raise lock.refusal(to.parent)
         try:
             with lock:
-                self._count(paths, to, drafts / "json", to.with_name(f"{stem}.json"))
+                self._count(paths, to, to.with_name(f"{stem}.json"))
                 progress.start(self.files, self.bytes)
                 self._write_missing(paths, drafts, progress)
         finally:
@@ -124,19 +121,19 @@ class Shards:
         done = Exported(self._tree.commit_id, self.files, self.files, self.bytes, erased=self.erased)
         return replace(done, left_out=self.left_out, shards=len(paths), samples=len(self._shard))
 
-    def _count(self, paths: list[Path], to: Path, draft: Path, note: Path) -> None:
+    def _count(self, paths: list[Path], to: Path, note: Path) -> None:
         """Write the file `note` that counts the samples of each shard, which also says of which export they are."""
         rows, counts = enumerate(zip(paths, self._sizes, strict=True)), Counter(self._shard)
         listed = [{"url": path.name, "nsamples": counts[at], "filesize": size} for at, (path, size) in rows]
-        of = {"commit": str(self._tree.commit_id), "content": self._proof, "shardlist": listed}
-        content = json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, **of}, indent=1).encode()
+        of = {"commit": str(self._tree.commit_id), "path": self._above.decode(), "seed": self._seed}
+        index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, **of, "shardlist": listed}
+        content = json.dumps(index, indent=1).encode()
         named = re.compile("[0-9]+".join(map(re.escape, _NUMBER.split(to.name))))
         there = {path for path in to.parent.iterdir() if path == note or named.fullmatch(path.name)}
         there -= {note, *paths} if read_small(note, len(content)) == content else set()
         if there:
             raise Conflict(f"{min(there)} is of another export", subject=str(to), hint="choose another DIR")
-        replace_file(draft, content)
-        put(draft, note, replace=True)
+        put_file(note, content)
 
     def _write_missing(self, paths: list[Path], drafts: Path, progress: Progress) -> None:
         there = {path: path.stat().st_size for path in paths if path.is_file()}

@@ -34,7 +34,7 @@ _NAME, _VALUE, _TAG, _DIGEST, _DATASET = 250, 6000, 5000, 36, 500
 """The most characters that MLflow takes."""
 _ENDS: Final = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _NONE: Final = ("", "")
-_REFUSED = re.compile(r"[^\w/. :-]|_(?=x[0-9A-F]{4,6}_)")
+_REFUSED = re.compile(r"[^\w/. :-]")
 
 
 def export(
@@ -98,12 +98,8 @@ class _Exporter:
 
     def put(self, view: RunView) -> None:
         """Make or complete a run; its end is the last that it gets."""
-        record, client, tags, metrics = (
-            view.record,
-            self._client,
-            self._tags(view.record),
-            self._metrics(view),
-        )
+        record, client, metrics = view.record, self._client, self._metrics(view)
+        tags = self._tags(record)
         if run := self.known.get(record.run, _NONE)[0]:
             client.log_batch(run, tags=[RunTag(*pair) for pair in tags.items()])
             metrics = self._missing(run, metrics)
@@ -173,11 +169,8 @@ class _Exporter:
         for linked in inputs_of(record):
             role, part = linked.name.removeprefix("data "), f"-{_hash(linked.path)}" if linked.path else ""
             name = f"{linked.dataset}" if role in ("data", "read") else f"{linked.dataset} ({role})"
-            source = {
-                "target": f"{linked.dataset}@{linked.commit}",
-                "path": linked.path,
-                "store": self._store,
-            }
+            target = f"{linked.dataset}@{linked.commit}"
+            source = {"target": target, "path": linked.path, "store": self._store}
             digest = f"{str(linked.commit)[: _DIGEST - len(part)]}{part}"
             dataset = Dataset(self._text(name, _DATASET), digest, "dsv", json.dumps(source))
             yield DatasetInput(dataset, [InputTag("mlflow.data.context", self._text(role, _DATASET))])
@@ -188,13 +181,9 @@ def _hash(text: str) -> str:
 
 
 def mlflow_name(name: str) -> str:
-    """Return what MLflow calls a parameter or metric: a character that it refuses is `_x`, its code in hex and `_`; too
-    long a name ends in a hash."""
-
-    def escaped(found: re.Match[str]) -> str:
-        return f"_x{ord(found[0]):04X}_"
-
-    text = _REFUSED.sub(escaped, name) or "_x_"
+    """Return what MLflow calls a parameter or metric: a character that it refuses is _, and a name that changes or is
+    too long ends in a hash."""
+    text = _REFUSED.sub("_", name)
     if posixpath.normpath(text) != text or text.startswith(("/", "..")) or text == ".":
-        text = re.sub("[/.]", escaped, text)  # it takes names for paths
-    return text if len(text) <= _NAME else f"{text[: _NAME - 9]}-{_hash(name)}"
+        text = re.sub("[/.]", "_", text)  # it takes names for paths
+    return text if text == name and 0 < len(text) <= _NAME else f"{text[: _NAME - 9]}-{_hash(name)}"

@@ -107,11 +107,13 @@ def test_a_file_that_is_no_lock_file_is_refused(two: Dsv, text: str, said: str) 
 def test_comments_other_line_ends_repeated_and_unsorted_lines_are_read(tmp_path: Path) -> None:
     file = tmp_path / "data.lock"
     file.write_bytes(
-        f"# why\r\n\r\nz@{A}\r\na@{B}:x y=\r\nz@{A}\r\na@{B}:\udcff".encode("utf-8", "surrogateescape")
+        f"\ufeffz@{A}\r\n# why\r\n\r\na@{B}:x y=\r\nz@{A}\r\na@{B}:\udcff".encode("utf-8", "surrogateescape")
     )
     assert [str(line) for line in read_lock(file).values()] == [f"a@{B}:x y=", f"a@{B}:\udcff", f"z@{A}"]
     file.write_bytes(b"")
     assert read_lock(file, may_be_empty=True) == {}
+    with pytest.raises(UsageError, match="/dev/zero is too large"):
+        read_lock(Path("/dev/zero"))
     with pytest.raises(UsageError):
         read_lock(file)
 

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
@@ -16,8 +17,9 @@ from dsv.files.small_files import read_small, replace_file
 from dsv.values.names import Rev, Target, clean_path
 from dsv.values.paths import show
 
-_LINES = re.compile(rb"([^@:\n]+@[0-9a-f]{64}(:[^\n]+)?\n)*")
-_LOCKED = re.compile(r"[^@:]+@[0-9a-f]{64}(:[^\r\n]+)?")
+_LOCKED = re.compile(r"[^@:\n]+@[0-9a-f]{64}(:[^\r\n]+)?")
+_LINES = re.compile(rf"({_LOCKED.pattern}\n)*".encode())
+_MOST = 64 << 20
 _MARKS = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
 
 
@@ -41,11 +43,15 @@ def read_lock(path: Path, *, may_be_empty: bool = False) -> dict[Target, Target]
     """Return the sorted targets of a lock file by themselves without their commit. Raises as `read_bytes`, `NotFound`,
     and `UsageError`."""
     again, lines = f"dsv lock TARGET... > {quote(str(path))}", []
-    if not path.exists():
-        raise NotFound(f"there is no lock file {path}", subject=str(path), hint=again)
-    content = path.read_bytes().decode("utf-8", "surrogateescape")
-    for number, text in enumerate(content.split("\n"), 1):
-        text = text.removesuffix("\r")  # git may have added it
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST + 1)
+    except FileNotFoundError:
+        raise NotFound(f"there is no lock file {path}", subject=str(path), hint=again) from None
+    if len(content) > _MOST:
+        raise UsageError(f"{path} is too large for a lock file", subject=str(path), hint=again)
+    for number, text in enumerate(content.decode("utf-8-sig", "surrogateescape").split("\n"), 1):
+        text = text.removesuffix("\r")  # git may have added it, and an editor what the codec takes away
         if _LOCKED.fullmatch(text):
             lines.append(Target.parse(text))
         elif text.strip() and not text.startswith("#"):
@@ -83,7 +89,7 @@ def _by_place(lines: Iterable[Target], file: str) -> dict[Target, Target]:
 def write_receipt(path: Path, targets: Iterable[Target]) -> None:
     """Make this file the sorted lines of these targets. One that is equal already keeps its time, one that changes its
     mode. Raises `OSError`."""
-    path = _resolved(path)
+    path = Path(os.path.realpath(path))
     data = b"".join(sorted({f"{target}\n".encode("utf-8", "surrogateescape") for target in targets}))
     if read_small(path) != data:
         replace_file(path, data, mode=path.stat().st_mode & 0o777 if path.exists() else None)
@@ -92,21 +98,15 @@ def write_receipt(path: Path, targets: Iterable[Target]) -> None:
 def check_receipt(path: Path, target: Target) -> None:
     """Check that a receipt for this target can be written there. Raises `UsageError` for a file with other content and
     for a target that is not one line, and `OSError` if nothing can be written there."""
-    if b"\n" in (target.path or b""):
+    if re.search(rb"[\r\n]", target.path or b""):
         raise UsageError("a receipt can't hold a path with a line break", subject=str(target))
-    path = _resolved(path)
+    with suppress(FileNotFoundError):
+        path.stat()  # a loop of symlinks has nothing at its end
+    path = Path(os.path.realpath(path))
     content = read_small(path)
     if path.exists() and (content is None or not _LINES.fullmatch(content)):
-        raise UsageError(
-            f"{path} is not a receipt", subject=str(path), hint="choose a path that does not exist"
-        )
+        hint = "choose a path that does not exist"
+        raise UsageError(f"{path} is not a receipt", subject=str(path), hint=hint)
     if not os.access(path.parent, os.W_OK | os.X_OK):
         number = errno.EACCES if path.parent.is_dir() else errno.ENOENT
         raise OSError(number, os.strerror(number), str(path))
-
-
-def _resolved(path: Path) -> Path:
-    path = Path(os.path.realpath(path))
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    return path

@@ -31,6 +31,7 @@ from dsv.values.units import rfc3339
 
 _GRAPH, _PAGE = "lineage.json", "README.md"
 _OWN: Final = {_GRAPH, _PAGE, f".{_GRAPH}.part", f".{_PAGE}.part"}
+_OF_ALL: Final = ("id", "kind", "path", "rev", "root", "raw")
 _INTRODUCTION: Final = """\
 # Dossier
 
@@ -49,20 +50,14 @@ def dossier(context: Context, named: str, folder: Path, masker: Masker, depth: i
         others = {path.name for path in folder.iterdir()} - _OWN
         if others or not (read_small(folder / _GRAPH, 1 << 30) or start).startswith(start):
             what = show(os.fsencode(min(others))) if others else "the dossier of something else"
-            raise Conflict(
-                f"{show(bytes(folder))} has {what}", subject=str(folder), hint="name an empty folder"
-            )
+            text = f"{show(bytes(folder))} has {what}"
+            raise Conflict(text, subject=str(folder), hint="name an empty folder")
         search = LineageSearch(repository)
         nodes = [_members(search, node) for node in found.nodes]
         problems = (*found.problems, *search.problems.values())
-        edges = [{"from": edge.source, "to": edge.target, "name": edge.name} for edge in found.edges]
-        asked = {
-            "start": found.start,
-            "found": found.found,
-            "cut": found.cut,
-            "unread": [str(one) for one in problems],
-        }
-        graph: Any = masker.value({**asked, "edges": edges, "nodes": nodes})
+        unread, edges = [str(problem) for problem in problems], found.edge_items()
+        graph: Any = {name: getattr(found, name) for name in ("start", "found", "cut")}
+        graph = masker.value({**graph, "unread": unread, "edges": edges, "nodes": nodes})
         put_file(folder / _GRAPH, json.dumps(graph, indent=1).encode() + b"\n")
         put_file(folder / _PAGE, "\n".join(_page(graph)).encode())
     return replace(found, problems=problems)
@@ -70,9 +65,7 @@ def dossier(context: Context, named: str, folder: Path, masker: Masker, depth: i
 
 def _members(search: LineageSearch, node: LineageNode) -> dict[str, Any]:
     record, commit, objects = node.record, node.about, search.repository.objects
-    members: dict[str, Any] = {
-        name: getattr(node, name) for name in ("id", "kind", "path", "rev", "root", "raw")
-    }
+    members: dict[str, Any] = {name: getattr(node, name) for name in _OF_ALL}
     if record is not None:
         hosts = sorted({record.host, *(part.host for part in record.parts if part.host)})
         times = {"started": rfc3339(record.started_ms), "ended": record.ended_ms and rfc3339(record.ended_ms)}

@@ -95,6 +95,9 @@ class Lineage:
     def _repr_html_(self) -> str | None:
         return notebook.html(self)
 
+    def edge_items(self) -> list[dict[str, str]]:
+        return [{"from": edge.source, "to": edge.target, "name": edge.name} for edge in self.edges]
+
     @property
     def raw(self) -> tuple[LineageNode, ...]:
         return tuple(node for node in self.nodes if node.raw)

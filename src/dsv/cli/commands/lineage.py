@@ -71,11 +71,7 @@ def lineage(
             masker = Masker.of({}, call.around.environ)
             found = write_dossier(context, target, context.cwd / dossier, masker, depth)
     if call.json:
-        call.result(
-            found,
-            nodes=[_item(node) for node in found.nodes],
-            edges=[{"from": edge.source, "to": edge.target, "name": edge.name} for edge in found.edges],
-        )
+        call.result(found, nodes=[_item(node) for node in found.nodes], edges=found.edge_items())
     else:
         _write(call, found, target)
     for problem in found.problems:

@@ -229,6 +229,12 @@ def test_secrets_and_hostile_text(place: Place) -> None:
         json.dumps(event, ensure_ascii=False).encode()  # no half of a surrogate pair
 
 
+def test_times_that_no_calendar_has(place: Place) -> None:
+    place.run(started_ms=-(10**17), ended_ms=10**17 + 123)
+    place.export()
+    assert [event["eventTime"][-9:] for event in place.events()] == ["000+00:00", "123+00:00"]
+
+
 def test_without_runs_and_without_the_library(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.export()
     assert place.events() == []

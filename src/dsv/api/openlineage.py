@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -24,6 +23,7 @@ from dsv.stores.base import Bytes
 from dsv.values.ids import StoreId
 from dsv.values.secrets import Masker, hide_in_urls
 from dsv.values.trailers import parse_run
+from dsv.values.units import utc
 
 ASKING, WAIT = 5.0, 2.0
 """Seconds that a server has to take an event, and seconds that a command waits for that at its end."""
@@ -51,7 +51,7 @@ class Events:
         inputs = [self._dataset(kinds.InputDataset, linked, record) for linked in read.values()]
         made = [self._dataset(kinds.OutputDataset, one, record) for one in results_of(record, folder=False)]
         for what, time_ms in moments.items():
-            when = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+            when = utc(time_ms).replace(microsecond=time_ms % 1000 * 1000).isoformat(timespec="milliseconds")
             outputs, what = [] if what == "START" else made, kinds.RunState[what]
             said = {"eventTime": when, "eventType": what, "run": run, "job": job}
             event = self._serde.to_dict(kinds.RunEvent(**said, inputs=inputs, outputs=outputs))

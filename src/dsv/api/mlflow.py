@@ -98,7 +98,7 @@ class _Exporter:
 
     def put(self, view: RunView) -> None:
         """Make or complete a run; its end is the last that it gets."""
-        record, client, metrics = view.record, self._client, self._metrics(view)
+        client, record, metrics = self._client, view.record, self._metrics(view)
         tags = self._tags(record)
         if run := self.known.get(record.run, _NONE)[0]:
             client.log_batch(run, tags=[RunTag(*pair) for pair in tags.items()])
@@ -142,7 +142,7 @@ class _Exporter:
     def _metrics(self, view: RunView) -> Iterator[Metric]:
         """Yield curves, at the time of the start, and at the end what differs from their last values."""
         record, curves = view.record, view.series or {}
-        values, begun, ended = flattened(record.metrics or {}), max(record.started_ms, 1), record.ended_ms
+        values, begun = flattened(record.metrics or {}), max(record.started_ms, 1)
         for name in dict.fromkeys((*values, *curves)):
             steps = curves[name].points if name in curves else []
             if any(step != int(step) or abs(step) >= 1 << 53 for step, _ in steps):  # such as half an epoch
@@ -150,9 +150,8 @@ class _Exporter:
             points = [(float(value), begun, int(step)) for step, value in steps]
             last = number(values.get(name))
             if last is not None and (not points or last != points[-1][0]):
-                points.append(
-                    (float(last), max(ended or begun, 1), max((at for *_, at in points), default=0))
-                )
+                at = max((step for *_, step in points), default=0)
+                points.append((float(last), max(record.ended_ms or begun, 1), at))
             if not points:
                 self.notes.append(f"metrics of run {record.run} that are no numbers were left out")
             yield from (Metric(mlflow_name(name), *point) for point in dict.fromkeys(points))

@@ -17,12 +17,10 @@ _MOST = 1 << 20
 def licence_of(tree: TreeReader) -> dict[str, str]:
     """Return the `id` that the card has, such as `mit`, and the `file` with its first line, the `title`, as far as
     there are such. Files that are erased or large say nothing. Raises `IntegrityError`."""
-    licence, erasures = dict[str, str](), tree.objects.erasures
-    named = [child for child in tree.children(b"") if _FILE.fullmatch(child[0])]
-    wanted = [
-        WantedFile(entry, at) for _, entry, at in named if entry and entry.size and not erasures.of(entry)
-    ]
-    for file, pieces in Fetcher(tree.objects).files(file for file in wanted if file.entry.size <= _MOST):
+    licence, erased = dict[str, str](), tree.objects.erasures.of
+    named = [(entry, at) for name, entry, at in tree.children(b"") if entry and _FILE.fullmatch(name)]
+    small = [WantedFile(entry, at) for entry, at in named if 0 < entry.size <= _MOST and not erased(entry)]
+    for file, pieces in Fetcher(tree.objects).files(small):
         text = b"".join(pieces).decode("utf-8", "replace")
         if file.entry.path.lower() == b"readme.md":
             licence |= {"id": card[1]} if (card := _CARD.match(text)) else {}

@@ -169,6 +169,11 @@ def test_repeated_and_added_to(place: Place) -> None:
     first = place.run()
     assert "1 new or completed" in place.export()
     before = place.file.read_bytes()
+    place.file.chmod(0o600)
+    place.file = place.file.rename(place.dsv.cwd / "real.jsonl")
+    (place.dsv.cwd / "events.jsonl").symlink_to(place.file)
+    place.dsv.ok("runs", "--export", "openlineage", str(place.dsv.cwd / "events.jsonl"))
+    assert place.file.stat().st_mode & 0o777 == 0o600 and (place.dsv.cwd / "events.jsonl").is_symlink()
     assert "0 new or completed" in place.export() and place.file.read_bytes() == before
     place.file.write_bytes(b"\n" + before.rstrip(b"\n"))  # as another program may have left it
     early = place.lab.record(place.lab.data(RAW, place.commit))

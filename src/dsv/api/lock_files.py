@@ -13,7 +13,7 @@ from shlex import quote
 
 from dsv.api.context import Context
 from dsv.errors import NotFound, UsageError
-from dsv.files.small_files import read_small, replace_file
+from dsv.files.small_files import read_small, rewrite_file
 from dsv.values.names import Rev, Target, clean_path
 from dsv.values.paths import show
 
@@ -89,10 +89,9 @@ def _by_place(lines: Iterable[Target], file: str) -> dict[Target, Target]:
 def write_receipt(path: Path, targets: Iterable[Target]) -> None:
     """Make this file the sorted lines of these targets. One that is equal already keeps its time, one that changes its
     mode. Raises `OSError`."""
-    path = Path(os.path.realpath(path))
     data = b"".join(sorted({f"{target}\n".encode("utf-8", "surrogateescape") for target in targets}))
     if read_small(path) != data:
-        replace_file(path, data, mode=path.stat().st_mode & 0o777 if path.exists() else None)
+        rewrite_file(path, data)
 
 
 def check_receipt(path: Path, target: Target) -> None:

@@ -15,7 +15,7 @@ from uuid import NAMESPACE_URL, uuid5
 from dsv import __version__
 from dsv.errors import Conflict, DsvError
 from dsv.files.errors import about
-from dsv.files.small_files import open_plain, replace_file
+from dsv.files.small_files import open_plain, rewrite_file
 from dsv.run.lineage import Linked, inputs_of, results_of
 from dsv.run.record import RECORD, START, RunId, RunRecord
 from dsv.run.record_store import RunStore
@@ -114,7 +114,7 @@ def add_events(file: Path, events: Events, records: Iterable[RunRecord]) -> int:
         lines += [json.dumps(event, sort_keys=True).encode() + b"\n" for event in new]
         runs += bool(new)
     with about(file):
-        replace_file(file, *lines)
+        rewrite_file(file, *lines)
     return runs
 
 

@@ -51,6 +51,12 @@ def replace_file(
         sync_folder(path.parent)
 
 
+def rewrite_file(path: Path, *pieces: bytes) -> None:
+    """Do as `replace_file`, but keep the mode of a file that is there, and a symlink to it."""
+    path = Path(os.path.realpath(path))
+    replace_file(path, *pieces, mode=path.stat().st_mode & 0o777 if path.exists() else None)
+
+
 def put_file(path: Path, content: bytes) -> None:
     """Replace the file by way of `.NAME.part`, which the next call replaces if this one is killed."""
     draft = path.with_name(f".{path.name}.part")

@@ -11,7 +11,9 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -327,6 +329,52 @@ def test_places_that_can_not_be_opened(place: Place, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     refused = place.dsv("runs", "--export", "mlflow")
     assert refused.code == 6 and "secret" not in refused.err and "did not take it" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        (b'{"run": {"info": {"run_id": "1"}}}', 0, "1 run in MLflow"),
+        (b"{}", 6, "it gives a run no id"),
+        (b'{"runs": "x"}', 6, "Failed to parse"),
+        (b"<html>", 6, "not in a valid JSON format"),
+    ],
+)
+def test_servers(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: Any, answer: bytes, code: int, said: str
+) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None: ...
+
+    place.run()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://ann:hunter2@127.0.0.1:{server.server_port}")
+        done = place.dsv("runs", "--export", "mlflow")
+        server.shutdown()
+    assert (done.code, done.out) == (code, "") and said in done.err and "hunter2" not in done.err
+    assert capfd.readouterr().out == "", "MLflow prints nothing"
+
+
+def test_a_folder_that_is_damaged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.run()
+    place.export()
+    for content in (b"a: [", b"\xff\xfe\xfd"):
+        for file in place.folder.glob("*/meta.yaml"):
+            file.write_bytes(content)
+        refused = place.dsv("runs", "--export", "mlflow")
+        assert refused.code == 6 and "did not take it" in refused.err
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://[::1")
+    assert place.dsv("runs", "--export", "mlflow").code == 9
 
 
 def test_a_missing_library(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,11 @@ from typing import Final
 from urllib.request import url2pathname
 
 from blake3 import blake3
+from google.protobuf.json_format import ParseError
 from mlflow import MlflowClient, MlflowException, get_tracking_uri
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
+from yaml import YAMLError
 
 from dsv.api.runs import Runs
 from dsv.errors import Conflict, Unreachable, Unsupported
@@ -43,9 +46,10 @@ def export(
     """Make each of these runs one of MLflow's, where its own variables point. Return how many it lacked or had not seen
     the end of, and notes. MLflow has a run as ended only once the whole of it is there. experiment: its name"""
     shown = hide_in_urls(place := get_tracking_uri())
+    MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)  # it has the password of the server
     try:
         client = MlflowClient(place)
-    except (MlflowException, ImportError) as error:
+    except (MlflowException, ImportError, ValueError) as error:
         hint = "MLFLOW_TRACKING_URI names a server; folders need MLFLOW_ALLOW_FILE_STORE=true, databases all of mlflow"
         raise Unsupported(f"MLflow can't open {shown}", subject=shown, hint=hint) from error
     if place.startswith(("file:", "/", ".")):
@@ -57,8 +61,9 @@ def export(
         for some in batches(new, 64):
             for view in runs.with_series(some, ended=True):  # MLflow fails if two make a dataset at once
                 exporter.put(view)
-    except MlflowException as error:
-        kind = Conflict if error.error_code.startswith(("INVALID", "RESOURCE")) else Unreachable
+    except (MlflowException, ParseError, YAMLError, ValueError) as error:
+        is_refused = getattr(error, "error_code", "").startswith(("INVALID", "RESOURCE"))
+        kind = Conflict if is_refused else Unreachable
         why = hide_in_urls(str(error).strip().partition("\n")[0])[:500]
         hint = "the same command goes on; --experiment NAME names another experiment"
         raise kind(f"MLflow at {shown} did not take it: {why}", subject=shown, hint=hint) from error
@@ -105,6 +110,8 @@ class _Exporter:
             metrics = self._missing(run, metrics)
         else:
             run = client.create_run(self._place, max(record.started_ms, 1), tags).info.run_id
+            if not run:
+                raise ValueError("it gives a run no id, so it is something else")
         for params in batches(self._params(record), _PARAMS):
             client.log_batch(run, params=params)
         for points in batches(metrics if record.state.is_terminal else (), _METRICS):

@@ -145,9 +145,9 @@ def _ids(call: Call, words: list[str]) -> list[str]:
 
 def _check_forms(call: Call, only: bool) -> None:
     given = call.params
-    page, compare, csv = given["html"] or given["export"], given["compare"], given["as_csv"]
-    json = call.json and not given["export"]
-    one_of(csv=csv, json=json, html=given["html"], export=given["export"], compare=page and compare)
+    html, export, compare, csv = (given[name] for name in ("html", "export", "compare", "as_csv"))
+    page = html or export
+    one_of(csv=csv, json=call.json and not export, html=html, export=export, compare=export and compare)
     if given["watch"] and (only or compare or csv or call.json or page):
         raise UsageError("--watch takes ids and filters alone", subject="--watch", hint="dsv runs --watch")
 

@@ -12,7 +12,7 @@ from dsv.cli.call import Call
 from dsv.cli.output import GAP, Column, Painted, first, local_time, printable, shortened
 from dsv.cli.terminal import Style, width
 from dsv.errors import NotFound
-from dsv.run.listing import RunView, as_text, sort_order
+from dsv.run.listing import RunView, as_text, best_of, data_text, free_keys, free_values
 from dsv.run.once import computed_again, document, in_rfc8785
 from dsv.run.record import RunRecord, RunState
 from dsv.run.result import result_text
@@ -76,8 +76,8 @@ def write_table(
         del columns[-3]
         for row in rows:
             del row[-3]
-    values = [_values(view) for view in views]
-    keys = _keys(values)
+    values = [free_values(view) for view in views]
+    keys = free_keys(values)
     cells: dict[str, Sequence[str]] = {key: [_cell(each.get(key)) for each in values] for key in keys}
     if call.around.stdout_is_terminal:
         cells = {key: _best_marked(key, [each.get(key) for each in values], cells[key]) for key in keys}
@@ -94,9 +94,8 @@ def _add_columns(
     first: Sequence[str] = (),
 ) -> list[str]:
     """Add a column for each key, on a terminal those that fit. Return the titles of the others."""
-    keys = list(cells)
-    titles = {key: _title(key, keys) for key in keys}
-    shown = keys
+    titles = free_keys([cells])
+    shown = keys = list(cells)
     if call.around.stdout_is_terminal:
         titles = {key: shortened(printable(title), _WIDEST) for key, title in titles.items()}
         room = call.around.columns() - _wide(columns, rows)
@@ -112,10 +111,8 @@ def _add_columns(
 
 def _best_marked(key: str, values: Sequence[Json], cells: Sequence[str]) -> Sequence[str]:
     """Return the cells of a metric that differs with a star and a colour at the best. Digits stay aligned."""
-    numbers = {value for value in values if isinstance(value, int | float) and not isinstance(value, bool)}
-    if not key.startswith("metrics.") or len(numbers) < 2:
+    if (best := best_of(key, values)) is None:
         return cells
-    best = max(numbers) if sort_order(key)[1] else min(numbers)
     return [
         Painted(f"{cell}*", Style.BEST) if value == best else f"{cell} "
         for value, cell in zip(values, cells, strict=True)
@@ -164,8 +161,8 @@ def _write_groups(
 
 def write_csv(call: Call, views: Sequence[RunView]) -> None:
     items = [view.item() for view in views]
-    values = [_values(view) for view in views]
-    keys = _keys(values)
+    values = [free_values(view) for view in views]
+    keys = free_keys(values)
     rows = [
         [*(_exact(item[name]) for name in _CSV), *(_exact(each.get(key)) for key in keys)]
         for item, each in zip(items, values, strict=True)
@@ -290,7 +287,7 @@ def _row(call: Call, view: RunView) -> list[str]:
     return [
         _short(call, record),
         record.name or "-",
-        _data(record, 8 if call.around.stdout_is_terminal else 12),
+        data_text(record, 8 if call.around.stdout_is_terminal else 12),
         local_time(record.started_ms),
         took,
         _painted(state_text(view)),
@@ -300,33 +297,6 @@ def _row(call: Call, view: RunView) -> list[str]:
 def _short(call: Call, record: RunRecord) -> str:
     """Return the id; on a terminal, only its end, which every command accepts."""
     return record.run[-8:] if call.around.stdout_is_terminal else record.run
-
-
-def _data(record: RunRecord, digits: int) -> str:
-    """Return `pets@v1.0 03ecd2898b34`: the target as it was given, and its commit."""
-    commit = str(record.commit)[:digits]
-    rev = record.target.partition(":")[0].partition("@")[2]
-    if not rev or str(record.commit).startswith(rev):
-        return f"{record.dataset}@{commit}"
-    return f"{record.dataset}@{rev} {commit}"
-
-
-def _values(view: RunView) -> dict[str, Json]:
-    record = view.record
-    return flattened(record.params, "params.") | flattened(record.metrics or {}, "metrics.")
-
-
-def _keys(values: Sequence[Mapping[str, Json]]) -> list[str]:
-    """Return all keys, parameters first."""
-    keys = dict.fromkeys(key for each in values for key in each)
-    return sorted(keys, key=lambda key: not key.startswith("params."))
-
-
-def _title(key: str, keys: Sequence[str]) -> str:
-    """Return the key without `params.` or `metrics.`, unless both have the name."""
-    head, _, name = key.partition(".")
-    other = {"params": f"metrics.{name}", "metrics": f"params.{name}"}.get(head, key)
-    return key if other in keys else name
 
 
 def _by_interest(keys: Sequence[str], cells: Mapping[str, Sequence[str]], first: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ import json
 import operator
 import re
 import shlex
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -553,6 +553,35 @@ def differences(views: Sequence[RunView]) -> tuple[list[tuple[str, list[Json]]],
     order = {name: rank for rank, name in enumerate(("dataset", "commit", "data", "params", "metrics"), -5)}
     differ.sort(key=lambda row: order.get(row[0].partition(".")[0], 0))
     return differ, len(rows) - len(differ)
+
+
+def free_values(view: RunView) -> dict[str, Json]:
+    """Return parameters and metrics by their keys."""
+    record = view.record
+    return flattened(record.params, "params.") | flattened(record.metrics or {}, "metrics.")
+
+
+def free_keys(values: Iterable[Mapping[str, Json]]) -> dict[str, str]:
+    """Return all keys, parameters first, each with its title: without `params.` or `metrics.`, unless both have it."""
+    keys = sorted(dict.fromkeys(key for of_run in values for key in of_run), key="params.".__gt__)
+    free = {key: key.partition(".")[2] for key in keys if key.partition(".")[0] in _FREE}
+    named = Counter(free.values())
+    return {key: free[key] if key in free and named[free[key]] == 1 else key for key in keys}
+
+
+def best_of(key: str, values: Iterable[Json]) -> Json:
+    """Return the best value of a metric; None if its numbers are the same, and for what is no metric."""
+    numbers = {value for value in values if isinstance(value, int | float) and not isinstance(value, bool)}
+    if not key.startswith("metrics.") or len(numbers) < 2:
+        return None
+    return max(numbers) if sort_order(key)[1] else min(numbers)
+
+
+def data_text(record: RunRecord, digits: int) -> str:
+    """Return `pets@v1.0 03ecd289`: the target as it was given, and its commit."""
+    commit, rev = str(record.commit), record.target.partition(":")[0].partition("@")[2]
+    named = rev and not commit.startswith(rev)
+    return f"{record.dataset}@{rev} {commit[:digits]}" if named else f"{record.dataset}@{commit[:digits]}"
 
 
 def as_text(value: Json) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsv.run.listing import RunView, as_text, differences, sort_order
+from dsv.run.listing import RunView, as_text, best_of, differences, free_keys, free_values
 from dsv.run.record import RunRecord
 from dsv.site import blocks as show
 from dsv.site import drawings
@@ -19,7 +19,7 @@ _ELSEWHERE = {"params", "metrics", "data", "started", "ended", "command", *RunRe
 """Keys of a record that a page shows in another way, or that are for programs."""
 
 
-def _cell(key: str, value: Json, most: int = show.LONGEST_CELL, best: float | None = None) -> Cell:
+def _cell(key: str, value: Json, most: int = show.LONGEST_CELL, best: Json = None) -> Cell:
     """best: the value that gets a star."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         text = "–" if value is None else as_text(value)
@@ -33,24 +33,20 @@ def _cell(key: str, value: Json, most: int = show.LONGEST_CELL, best: float | No
 def runs_of(source: PageLinks, chosen: Sequence[RunView], total: int = 0) -> Page:
     """total: of all runs, if these are not all."""
     views, total = chosen[: show.ROWS], total or len(chosen)
-    records = [(view.record.params, view.record.metrics or {}) for view in views]
-    values = [flattened(params, "params.") | flattened(metrics, "metrics.") for params, metrics in records]
-    every = {key: None for of_run in values for key in of_run}
-    keys, heads, best = sorted(every, key="params.".__gt__)[:_KEYS], list[Cell | str](RUN_HEADS), {}
+    values = [free_values(view) for view in views]
+    titles, heads, best = free_keys(values), list[Cell | str](RUN_HEADS), dict[str, Json]()
+    keys = list(titles)[:_KEYS]
     for key in keys:
         known = [of_run[key] for of_run in values if of_run.get(key) is not None]
-        numbers = [value for value in known if isinstance(value, int | float) and not isinstance(value, bool)]
-        several = key.startswith("metrics.") and len(set(numbers)) > 1
-        best[key] = (max if sort_order(key)[1] else min)(numbers) if several else None
-        rest = key.partition(".")[2]
-        twice = f"params.{rest}" in every and f"metrics.{rest}" in every
-        heads.append(Cell(name(key if twice else rest), look=f"optional{' number' * (numbers == known)}"))
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
+        best[key] = best_of(key, known)
+        heads.append(Cell(name(titles[key]), look=f"optional{' number' * numbers}"))
     rows = [
         (*row, *(_cell("", of_run.get(key), best=best[key]) for key in keys))
         for of_run, row in zip(values, source.run_rows(views), strict=True)
     ]
     note = "★ is the best value of a metric. " if any(value is not None for value in best.values()) else ""
-    note += f"{_KEYS} of {len(every):,} parameters and metrics." if len(every) > _KEYS else ""
+    note += f"{_KEYS} of {len(titles):,} parameters and metrics." if len(titles) > _KEYS else ""
     blocks = [show.table("Runs", heads, rows, "runs", total=total, note=note, filters=True)]
     return Page("Runs", blocks, under=format_count(total, "run"))
 

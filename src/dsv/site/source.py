@@ -20,7 +20,7 @@ from dsv.repo import history
 from dsv.repo.expiry import read_expiry
 from dsv.repo.history import KeptParents
 from dsv.repo.refs.branches import Head
-from dsv.run.listing import RunQuery, RunView, each_run
+from dsv.run.listing import RunQuery, RunView, data_text, each_run
 from dsv.run.record import SERIES, RunRecord, RunState
 from dsv.run.result import result_text
 from dsv.run.series import Series, series_of
@@ -124,9 +124,8 @@ class PageLinks:
     def run_rows(self, views: Iterable[RunView]) -> Iterator[Row]:
         for view in views:
             record = view.record
-            rev, commit = record.target.partition(":")[0].partition("@")[2], str(record.commit)
-            text = f"{record.dataset}{'' if commit.startswith(rev) else f'@{rev}'} {commit[:8]}"
-            data, began = self.link(text, record.dataset, record.commit), when(record.started_ms)
+            data = self.link(data_text(record, 8), record.dataset, record.commit)
+            began = when(record.started_ms)
             result, by = result_cell(record), name(record.user)
             yield cells(self.to_run(record), data, began, took(view.took_seconds), result, by)
 

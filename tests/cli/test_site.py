@@ -296,8 +296,8 @@ def test_a_decoder_that_ends_is_started_anew(monkeypatch: pytest.MonkeyPatch) ->
     with Decoder() as decoder:
         enormous = io.BytesIO()
         Image.new("RGB", (6_000, 6_000)).save(enormous, "PNG")
-        assert "memory" in decoder.ask(Order("thumbnail", b"a.png", enormous.getvalue())).error
-        made = decoder.ask(Order("thumbnail", b"b.png", png()))
+        assert "memory" in decoder.ask(Order("image", b"a.png", [enormous.getvalue()])).error
+        made = decoder.ask(Order("image", b"b.png", [png()]))
         assert Image.open(io.BytesIO(made.image)).size == (128, 128)  # enlarged
 
 
@@ -326,7 +326,7 @@ def test_each_kind_of_image_has_a_thumbnail(form: str) -> None:
     out = io.BytesIO()
     Image.new(form, (300, 200)).save(out, "TIFF")
     with Decoder() as decoder:
-        made = decoder.ask(Order("thumbnail", b"a.tif", out.getvalue()))
+        made = decoder.ask(Order("image", b"a.tif", [out.getvalue()]))
     assert made.image, made.error
     assert Image.open(io.BytesIO(made.image)).size == (128, 85)
 

@@ -9,14 +9,13 @@ from itertools import chain
 from msgspec.structs import replace
 
 from dsv.api.log import changes_between
-from dsv.diff.lines import decode_text, diff_lines, split_lines
 from dsv.diff.paths import ROOT, Difference, FolderSums, Summary
 from dsv.diff.tables import table_format
 from dsv.repo.tree.diff import What
 from dsv.repo.tree.reader import TreeReader
 from dsv.site import blocks as show
 from dsv.site.blocks import Block, Cell, Page, Row, Value, cells, cut, name, size, when
-from dsv.site.decoding import MOST_GROUP, Order
+from dsv.site.decoding import MOST_GROUP, Answer
 from dsv.site.source import Located, Source, share_cell
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
@@ -31,9 +30,9 @@ _OF_COMMIT = {"image": (8, 16), "table": (2, 2), "text": (2, 3)}
 """Files of each kind that are shown of a folder, and folders."""
 _DIFFERENT = {"image": 32, "table": 6, "text": 10}
 """Files of each kind that are shown of a difference."""
-_LOOKS = {"+": "added", "-": "removed", "@": "pale"}
-_FOLDERS, _CLASSES, _FILES, _PATHS, _LINES = 200, 200, 100, 500, 60
-_UNREADABLE, _OTHERS = "erased, or can't be read", "all others"
+_MOST_BOTH, _MOST_TEXT = 16 << 20, 1 << 20
+"""Bytes of a table that is compared, and of lines that are read."""
+_FOLDERS, _CLASSES, _FILES, _PATHS, _OTHERS = 200, 200, 100, 500, "all others"
 
 
 def kind_of(path: bytes) -> str:
@@ -186,27 +185,13 @@ def _shown(source: Source, kind: str, files: Sequence[Difference], every: int) -
     """Yield tables or texts: those of one side with their beginning, else what differs between both."""
     for file in files:
         sides, is_group = _sides(file), table_format(file.path) == "parquet"
-        both, note = len(sides) == 2, _UNREADABLE
-        most = (16 << 20 if both else MOST_GROUP if is_group else 1 << 20) if kind == "table" else 1 << 20
-        is_large = (both or is_group) and any(entry.size > most for entry, _ in sides)
-        contents = source.read([] if is_large else sides, most)
-        whole, data = sides[0][0].size, [side for _, side in contents if side is not None]
-        if is_large:
-            note = f"files of more than {format_bytes(most)} are not read"
-        elif kind == "table" and len(data) == len(sides):
-            order = Order("difference" if both else "head", file.path, data[0], whole, *data[1:])
-            answer = source.decoder.ask(order)
-            yield from answer.blocks
-            note = f"can't be shown: {answer.error}" if answer.error else ""
-        elif len(data) == len(sides):
-            ends = (None if len(side) < most else side.rfind(b"\n") + 1 for side in data)
-            texts = [decode_text(side[:end]) for side, end in zip(data, ends, strict=True)]
-            known, note = [text for text in texts if text is not None], "can't be read as text"
-            if len(known) == len(sides):
-                lines = [*diff_lines(*map(split_lines, known))] if both else known[0].splitlines()
-                note = f"{len(lines[:_LINES]):,} of {len(lines):,} lines" if whole == len(data[0]) else ""
-                yield show.text(f"Text {name(file.path)}", lines[:_LINES], note, _LOOKS if both else {})
-                continue
-        if note:
-            yield show.text(f"{kind.title()} {name(file.path)}", note=note)
+        is_whole = len(sides) > 1 or is_group
+        most = (_MOST_BOTH if sides[1:] else MOST_GROUP) if kind == "table" and is_whole else _MOST_TEXT
+        if is_whole and any(entry.size > most for entry, _ in sides):
+            answer = Answer(error=f"files of more than {format_bytes(most)} are not read")
+        else:
+            answer = source.decoded(kind, sides, most)
+        yield from answer.blocks
+        if answer.error:
+            yield show.text(f"{kind.title()} {name(file.path)}", note=answer.error)
     yield from show.left_out(len(files), every, f"{kind}s")

@@ -6,16 +6,17 @@ from __future__ import annotations
 import io
 import math
 import resource
-import struct
+import signal
 import subprocess
-import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from threading import Timer
+from multiprocessing.connection import Connection, Pipe
 from typing import Any, Final
 
 import msgspec
 
+from dsv.diff.lines import decode_text, diff_lines, split_lines
 from dsv.diff.tables import diff_tables, shown, table_format
 from dsv.errors import UsageError
 from dsv.files.process import read_order, start_program
@@ -30,21 +31,20 @@ MOST_GROUP: Final = 64 << 20
 """Bytes of a row group of Parquet that is read."""
 _MEMORY: Final = 2 << 30
 """Bytes of addresses: the libraries take most of them, and no memory for it."""
-_SECONDS, _MOST_ANSWER = 20.0, 16 << 20
-_MOST_PIXELS, _COLUMNS, _ROWS, _COUNTED, _BINS = 40_000_000, 40, 10, 100_000, 12
+_SECONDS, _MOST_ANSWER = 20, 16 << 20
+_MOST_PIXELS, _COLUMNS, _ROWS, _COUNTED, _BINS, _LINES = 40_000_000, 40, 10, 100_000, 12, 60
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-_LENGTH = struct.Struct(">Q")
+_LOOKS = {"+": "added", "-": "removed", "@": "pale"}
 
 
 class Order(msgspec.Struct):
-    """what: `thumbnail`, `head` of a table, or `difference` of two. data: of the file, or the beginning of `whole`
-    bytes. after: of its later version."""
+    """kind: `image`, `table` or `text`. data: of a file, or of two versions to be compared. size: of the file, of which
+    `data` may be the first lines."""
 
-    what: str
+    kind: str
     path: bytes
-    data: bytes
-    whole: int = 0
-    after: bytes = b""
+    data: list[bytes]
+    size: int = 0
 
 
 class Answer(msgspec.Struct):
@@ -60,40 +60,34 @@ class Decoder(AbstractContextManager["Decoder"]):
     """The process, from the first order on."""
 
     _process: subprocess.Popen[bytes] | None = None
+    _pipe: Connection
 
     def ask(self, order: Order) -> Answer:
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        is_new, sent = self._process is None, msgspec.msgpack.encode(order)
-        process = self._process = self._process or start_program("dsv.site.decoding", _MEMORY, **options)
-        assert process.stdin is not None and process.stdout is not None
-        watch = Timer(_SECONDS, process.kill)
-        watch.start()
-        try:
-            if is_new:
-                process.stdout.read(1)  # it is ready: what came before was read together with its first order
-            process.stdin.write(_LENGTH.pack(len(sent)) + sent)
-            process.stdin.flush()
-            (length,) = _LENGTH.unpack(process.stdout.read(_LENGTH.size))
-            answer = process.stdout.read(min(length, _MOST_ANSWER))
-            return _ANSWER.decode(answer)
-        except (OSError, struct.error, msgspec.DecodeError):
-            self.__exit__()
-            return Answer(error="it takes too much memory or time")
-        finally:
-            watch.cancel()
+        if self._process is None:
+            self._pipe, theirs = Pipe()
+            with theirs:
+                options = {"pass_fds": [theirs.fileno()], "stderr": subprocess.DEVNULL}
+                limits = _MEMORY, theirs.fileno()
+                self._process = start_program("dsv.site.decoding", limits, **options)
+        with suppress(OSError, EOFError, msgspec.DecodeError):
+            self._pipe.send_bytes(msgspec.msgpack.encode(order))
+            if self._pipe.poll(_SECONDS):
+                return _ANSWER.decode(self._pipe.recv_bytes(_MOST_ANSWER))
+        self.__exit__()
+        return Answer(error="it takes too much memory or time")
 
     def __exit__(self, *_: object) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with suppress(OSError):  # what it did not read is still to be sent
-                process.communicate()
+            process.communicate()
+            self._pipe.close()
 
 
-def _thumbnail(data: bytes) -> Answer:
+def _thumbnail(order: Order) -> Answer:
     from PIL import Image, ImageOps
 
-    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+    with Image.open(io.BytesIO(*order.data), formats=_FORMATS) as image:
         wide, high = image.size
         if wide * high > _MOST_PIXELS:
             raise ValueError(f"it has {wide:,} × {high:,} pixels")
@@ -111,19 +105,34 @@ def _thumbnail(data: bytes) -> Answer:
     return Answer(image=out.getvalue())
 
 
-def _head(order: Order) -> list[Block]:
+def _text(order: Order) -> Answer:
+    known = list(map(decode_text, order.data))
+    texts = [text for text in known if text is not None]
+    if len(texts) < len(known):
+        raise ValueError("it is no text")
+    lines = [*diff_lines(*map(split_lines, texts))] if texts[1:] else texts[0].splitlines()
+    is_whole = len(order.data[0]) == order.size
+    note = f"{len(lines[:_LINES]):,} of {len(lines):,} lines" if is_whole else ""
+    title, looks = f"Text {name(order.path)}", _LOOKS if texts[1:] else {}
+    return Answer([show.text(title, lines[:_LINES], note, looks)])
+
+
+def _table(order: Order) -> Answer:
+    return Answer([_difference(order.path, *order.data)] if order.data[1:] else _head(order, *order.data))
+
+
+def _head(order: Order, data: bytes) -> list[Block]:
     import pyarrow
     from pyarrow import csv, parquet
 
-    is_cut, is_large, path = len(order.data) < order.whole, False, name(order.path)
+    is_cut, is_large, path = len(data) < order.size, False, name(order.path)
     if table_format(order.path) == "parquet":
-        file = parquet.ParquetFile(pyarrow.BufferReader(order.data))
+        file = parquet.ParquetFile(pyarrow.BufferReader(data))
         names, total = file.schema_arrow.names, file.metadata.num_rows
         groups = [*range(file.num_row_groups)][:1]
         is_large = any(file.metadata.row_group(at).total_byte_size > MOST_GROUP for at in groups)
         read = file.read_row_groups([] if is_large else groups, columns=names[:_COLUMNS])
     else:
-        data = order.data[: order.data.rfind(b"\n") + 1] if is_cut else order.data
         delimiter = "\t" if table_format(order.path) == "tsv" else ","
         options = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
         nulls = csv.ConvertOptions(strings_can_be_null=True)
@@ -135,7 +144,7 @@ def _head(order: Order) -> list[Block]:
     about = [cells(of.name, str(of.type), *some) for (of, _), some in zip(columns, counted, strict=True)]
     rows = [cells(*(_cell(column[row]) for _, column in columns)) for row in range(min(_ROWS, len(read)))]
     note = f"Counted in {len(read):,}{'' if total is None else f' of {total:,}'} rows"
-    note += f" (the first {format_bytes(len(order.data))} of {format_bytes(order.whole)})" if is_cut else ""
+    note += f" (the first {format_bytes(len(data))} of {format_bytes(order.size)})" if is_cut else ""
     note = (
         f"Its first row group is not read: it has more than {format_bytes(MOST_GROUP)}" if is_large else note
     )
@@ -179,12 +188,12 @@ def _values(column: Any) -> Cell:
     return Cell(cut(about, 120), drawing=drawings.bars(bars) if bars else None)
 
 
-def _difference(order: Order) -> Block:
+def _difference(path: bytes, before: bytes, after: bytes) -> Block:
     """Rows are told apart by the first column, if its values name them; else equal rows are the same row."""
-    table = diff_tables(order.path, order.data, order.after)
+    table = diff_tables(path, before, after)
     for row in table.rows[:1]:
         with suppress(UsageError):
-            table = diff_tables(order.path, order.data, order.after, [*(row.before or row.after or {})][:1])
+            table = diff_tables(path, before, after, [*(row.before or row.after or {})][:1])
     note = f"rows: {table.rows_added:,} added, {table.rows_removed:,} removed, {table.rows_changed:,} changed"
     for what in ("columns_added", "columns_removed", "columns_retyped"):
         names = getattr(table, what)
@@ -196,37 +205,32 @@ def _difference(order: Order) -> Block:
         key = ", ".join(str(value) for value in row.key.values()) if changed else ""
         rows.append(cells(Cell(row.change, look=row.change), cut(key, 60), "; ".join(changed or values)))
     total, heads = table.rows_added + table.rows_removed + table.rows_changed, ("change", "row", "values")
-    return show.table(f"Table {name(order.path)}", heads, rows, "rows", total=total, note=cut(note, 1_000))
+    return show.table(f"Table {name(path)}", heads, rows, "rows", total=total, note=cut(note, 1_000))
+
+
+_MAKERS: Final[dict[str, Callable[[Order], Answer]]] = {"image": _thumbnail, "table": _table, "text": _text}
 
 
 def _answered(order: Order) -> Answer:
     try:
-        if order.what == "thumbnail":
-            return _thumbnail(order.data)
-        return Answer(_head(order) if order.what == "head" else [_difference(order)])
+        return _MAKERS[order.kind](order)
     except MemoryError:
         return Answer(error="it takes too much memory")
     except Exception as error:  # noqa: BLE001 (a decoder may raise anything)
-        return Answer(
-            error=cut(str(error).partition("\n")[0].partition(" <_io")[0] or type(error).__name__, 120)
-        )
+        reason = str(error).partition("\n")[0].partition(" <_io")[0]
+        return Answer(error=cut(reason or type(error).__name__, 120))
 
 
 def main() -> None:
-    memory, given, back, answer = read_order(), sys.stdin.buffer, sys.stdout.buffer, b"r"
+    memory, pipe = read_order()
     for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (value, value))
-    while True:
-        back.write(answer)
-        back.flush()
-        if not (length := given.read(_LENGTH.size)):
-            return
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        until = int(used.ru_utime + used.ru_stime + _SECONDS) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
-        order = _ORDER.decode(given.read(*_LENGTH.unpack(length)))
-        made = msgspec.msgpack.encode(_answered(order))
-        answer = _LENGTH.pack(len(made)) + made
+    with Connection(pipe) as orders, suppress(EOFError):
+        while True:
+            order = _ORDER.decode(orders.recv_bytes())
+            signal.alarm(_SECONDS)  # also if nobody waits any more
+            orders.send_bytes(msgspec.msgpack.encode(_answered(order)))
+            signal.alarm(0)
 
 
 if __name__ == "__main__":

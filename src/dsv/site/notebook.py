@@ -71,7 +71,7 @@ def _commit(commit: Commit, images: dict[str, bytes]) -> list[Block]:
     with Decoder() as decoder, suppress(DsvError):  # some are erased, damaged or out of reach
         for entry in islice(fit, _IMAGES):
             path = entry.path.decode("utf-8", "surrogateescape")
-            image = decoder.ask(Order("thumbnail", entry.path, commit.read_bytes(path))).image
+            image = decoder.ask(Order("image", entry.path, [commit.read_bytes(path)])).image
             images |= {path: image} if image else {}
             note = cells(format_bytes(entry.size))
             pictures.append((Cell(name(entry.path), image=path if image else "", more=note),))

@@ -25,7 +25,7 @@ from dsv.run.record import SERIES, RunRecord, RunState
 from dsv.run.result import result_text
 from dsv.run.series import Series, series_of
 from dsv.site.blocks import Block, Cell, Page, Row, cells, image_of, name, page_of, table, took, when
-from dsv.site.decoding import Decoder, Order
+from dsv.site.decoding import Answer, Decoder, Order
 from dsv.site.drawings import bar
 from dsv.site.folder import SiteFolder
 from dsv.transfer.download import Fetcher, WantedFile
@@ -37,6 +37,7 @@ _MOST_RUNS, _MOST_THUMBNAILS, _MOST_COMMITS = 10_000, 3_000, 1_000
 """Of a site, of a site, and of a dataset."""
 _LARGEST_IMAGE = 32 << 20
 """Bytes of a file that is decoded as an image."""
+_UNREADABLE = "erased, or can't be read"
 RUN_HEADS = ("run", "data", "started", "took>", "result", "user?")
 Located = tuple[Entry, Location | None]
 Folder = SiteFolder | dict[str, bytes]
@@ -201,6 +202,16 @@ class Source(PageLinks):
                 data = None
             yield entry, None if data is None else bytes(data[:most])
 
+    def decoded(self, kind: str, sides: Sequence[Located], most: int) -> Answer:
+        """Decode the first lines of a file, in `most` bytes, or what differs between two versions."""
+        data = [side for _, side in self.read(sides, most) if side is not None]
+        if len(data) < len(sides):
+            return Answer(error=_UNREADABLE)
+        size = sides[0][0].size
+        if len(data[0]) < size:
+            data = [data[0][: data[0].rfind(b"\n") + 1]]
+        return self.decoder.ask(Order(kind, sides[-1][0].path, data, size))
+
     def pictures(self, files: Sequence[Located]) -> Iterator[Cell]:
         """Decode images, unless the site has them already."""
         new = [file for file in files if file[0].size <= _LARGEST_IMAGE and not self._thumbnail(file[0])]
@@ -221,8 +232,8 @@ class Source(PageLinks):
     def _decoded(self, entry: Entry, data: bytes | None) -> str:
         """Write a thumbnail, or return why there is none."""
         if data is None or entry.file_id is None:
-            return "erased, or can't be read"
-        answer = self.decoder.ask(Order("thumbnail", entry.path, data))
+            return _UNREADABLE
+        answer = self.decoder.ask(Order("image", entry.path, [data]))
         if answer.image:
             self.folder[image_of(entry.file_id)] = answer.image
         return answer.error

@@ -250,10 +250,9 @@ def write_curve(call: Call, record: RunRecord, series: Mapping[str, Series], nam
     if call.json:
         call.document({"series": {"name": name, "of": curve.of, "last": curve.last, "points": curve.points}})
     elif curve.points:
-        from dsv.cli.plot import knows_braille, plot
+        from dsv.cli.plot import plot
 
-        braille = knows_braille(call.around.environ)
-        for line in plot(curve.points, call.around.columns(), braille=braille):
+        for line in plot(curve.points, call.around.columns()):
             call.line(line)
     call.say(f"{name}: {format_count(curve.of, 'point')}, the last value is {as_text(curve.last)}")
 

@@ -164,7 +164,7 @@ def test_rows_and_columns_of_tables(zoo: Dsv) -> None:
     pytest.importorskip("pyarrow")
     assert zoo.ok("diff", "@v1", "@v2", "--table", "--key", "file", "--", "labels.csv").lines == [
         "changed   labels.csv  29 B -> 41 B",
-        "  column + score (int64)",
+        "  + column score (int64)",
         "  rows: 1 added, 1 removed, 1 changed",
         "  ~ file=b  label: dog -> cat",
         "  - file=c  label=cat",

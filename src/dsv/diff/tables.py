@@ -34,6 +34,7 @@ _FORMATS = {
 }  # fmt: skip
 _TEXTS = ("STRING", "NONE", "JSON", "BSON", "ENUM")
 """Logical types of Parquet whose values are read as dictionaries."""
+_MARKS = {"added": "+", "removed": "-", "changed": "~"}
 Cells = dict[str, object]
 """Names of columns, each with a value for JSON."""
 
@@ -62,6 +63,18 @@ class TableDiff(msgspec.Struct):
     rows_changed: int = 0
     rows: list[RowChange] = []
     """At most `MOST_ROWS` of the rows that differ."""
+
+    def lines(self, most: int) -> Iterator[str]:
+        """Yield a line for each column that differs, and for at most so many rows: +, - or ~, and what it has."""
+        yield from (f"+ column {name} ({kind})" for name, kind in self.columns_added.items())
+        yield from (f"- column {name} ({kind})" for name, kind in self.columns_removed.items())
+        yield from (f"~ column {name} ({old} -> {new})" for name, (old, new) in self.columns_retyped.items())
+        yield f"rows: {self.rows_added:,} added, {self.rows_removed:,} removed, {self.rows_changed:,} changed"
+        for row in self.rows[:most]:
+            whole = row.key if row.cells else row.before or row.after or {}
+            cells = [f"{name}={value}" for name, value in whole.items()]
+            cells += (f"{name}: {old} -> {new}" for name, (old, new) in (row.cells or {}).items())
+            yield f"{_MARKS[row.change]} {'  '.join(cells)}"
 
 
 def table_format(path: bytes) -> str | None:

@@ -34,7 +34,7 @@ _MEMORY: Final = 2 << 30
 _SECONDS, _MOST_ANSWER = 20, 16 << 20
 _MOST_PIXELS, _COLUMNS, _ROWS, _COUNTED, _BINS, _LINES = 40_000_000, 40, 10, 100_000, 12, 60
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-_LOOKS = {"+": "added", "-": "removed", "@": "pale"}
+_LOOKS = {"+": "added", "-": "removed", "~": "changed", "@": "pale"}
 
 
 class Order(msgspec.Struct):
@@ -194,18 +194,10 @@ def _difference(path: bytes, before: bytes, after: bytes) -> Block:
     for row in table.rows[:1]:
         with suppress(UsageError):
             table = diff_tables(path, before, after, [*(row.before or row.after or {})][:1])
-    note = f"rows: {table.rows_added:,} added, {table.rows_removed:,} removed, {table.rows_changed:,} changed"
-    for what in ("columns_added", "columns_removed", "columns_retyped"):
-        names = getattr(table, what)
-        note += f"; {what.replace('_', ' ')}: {', '.join(names)}" if names else ""
-    rows = []
-    for row in table.rows[:_ROWS]:
-        changed = [f"{column}: {old} → {new}" for column, (old, new) in (row.cells or {}).items()]
-        values = [f"{column}: {value}" for column, value in (row.before or row.after or {}).items()]
-        key = ", ".join(str(value) for value in row.key.values()) if changed else ""
-        rows.append(cells(Cell(row.change, look=row.change), cut(key, 60), "; ".join(changed or values)))
-    total, heads = table.rows_added + table.rows_removed + table.rows_changed, ("change", "row", "values")
-    return show.table(f"Table {name(path)}", heads, rows, "rows", total=total, note=cut(note, 1_000))
+    total = table.rows_added + table.rows_removed + table.rows_changed
+    note = f"{_ROWS} of {total:,} rows" if total > _ROWS else ""
+    lines = (line.replace("\n", " ") for line in table.lines(_ROWS))
+    return show.text(f"Table {name(path)}", lines, note, _LOOKS)
 
 
 _MAKERS: Final[dict[str, Callable[[Order], Answer]]] = {"image": _thumbnail, "table": _table, "text": _text}

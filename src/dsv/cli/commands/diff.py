@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,7 @@ ROWS = 20
 _LINE = 300
 """Characters of a line in a comment."""
 _LOCK_FILE = re.compile(r"[^@:]+\.lock|\.{0,2}/.*", re.DOTALL)
-_STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
+_STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "~": Style.CHANGED, "@": Style.HINT}
 
 
 @command(
@@ -373,35 +373,8 @@ def _painted(text: str, ink: Ink) -> str:
 
 
 def _write_table(call: Call, table: TableDiff, ink: Ink) -> None:
-    for text, style in _column_lines(table):
-        call.out.line("  " + ink.paint(style, printable(text)))
-    call.out.line(
-        f"  rows: {table.rows_added:,} added, {table.rows_removed:,} removed, {table.rows_changed:,} changed"
-    )
-    for row in table.rows[:ROWS]:
-        mark = {"added": "+", "removed": "-", "changed": "~"}[row.change]
-        if row.cells is not None:
-            shown_cells = [
-                *_cells(row.key),
-                *(f"{name}: {old} -> {new}" for name, (old, new) in row.cells.items()),
-            ]
-        else:
-            shown_cells = _cells(row.before or row.after or {})
-        style = {"+": Style.ADDED, "-": Style.REMOVED, "~": Style.CHANGED}[mark]
-        call.out.line("  " + ink.paint(style, printable(f"{mark} {'  '.join(shown_cells)}")))
+    for line in table.lines(ROWS):
+        call.out.line("  " + ink.paint(_STYLES.get(line[:1], ""), printable(line)))
     more = len(table.rows) - ROWS
     if more > 0:
         call.out.line(f"  … and {more:,} more rows; --json has them all")
-
-
-def _column_lines(table: TableDiff) -> Iterator[tuple[str, str]]:
-    for name, kind in table.columns_added.items():
-        yield f"column + {name} ({kind})", Style.ADDED
-    for name, kind in table.columns_removed.items():
-        yield f"column - {name} ({kind})", Style.REMOVED
-    for name, (old, new) in table.columns_retyped.items():
-        yield f"column ~ {name} ({old} -> {new})", Style.CHANGED
-
-
-def _cells(cells: Mapping[str, object]) -> list[str]:
-    return [f"{name}={value}" for name, value in cells.items()]

@@ -24,11 +24,11 @@ from yaml import YAMLError
 from dsv.api.runs import Runs
 from dsv.errors import Conflict, Unreachable, Unsupported
 from dsv.run.lineage import inputs_of, results_of
-from dsv.run.listing import RunView, as_text
+from dsv.run.listing import RunView
 from dsv.run.record import RunRecord, RunState
 from dsv.run.series import number
 from dsv.stores.base import batches
-from dsv.values.json import flattened
+from dsv.values.json import as_text, flattened
 from dsv.values.secrets import Masker, hide_in_urls
 
 _PARAMS, _METRICS = 20, 500

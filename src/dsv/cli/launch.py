@@ -20,20 +20,20 @@ from dsv.cli.call import Call
 from dsv.cli.detach import detach, start_supervisor
 from dsv.cli.failure import failure_json, of_error
 from dsv.cli.output import document, to_json
-from dsv.cli.run_views import params_text, write_table
+from dsv.cli.run_views import write_table
 from dsv.cli.terminal import Style
 from dsv.errors import Conflict, DsvError, LaunchError, UsageError, as_launch_error
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals, informing_ignored
 from dsv.run.engines.base import JobPlan
-from dsv.run.listing import RunView, as_text
+from dsv.run.listing import RunView
 from dsv.run.parameters import ID_PART, PREFIX, SweepSeat, combination, names_sweep, parse_axes, varied
 from dsv.run.pools import Prefer
 from dsv.run.record import RunId, RunOutput, RunRecord
 from dsv.run.result import cause_text, result_text
 from dsv.run.spec import OPTIONS, JobSpec, again, asked, parse_env, parse_options
 from dsv.run.sweep import SweepDriver, SweepPlan, as_member, continued_sweep, driving, new_sweep, sweep_folder
-from dsv.values.json import Json, flattened
+from dsv.values.json import Json, as_text, flattened, params_text
 from dsv.values.names import HERE, Rev, Target
 from dsv.values.units import format_count, format_duration
 

@@ -12,19 +12,14 @@ from dsv.cli.call import Call
 from dsv.cli.output import GAP, Column, Painted, first, local_time, printable, shortened
 from dsv.cli.terminal import Style, width
 from dsv.errors import NotFound
-from dsv.run.listing import RunView, as_text, best_of, data_text, free_keys, free_values
+from dsv.run.listing import RunView, best_of, data_text, free_keys, free_values
 from dsv.run.once import computed_again, document, in_rfc8785
 from dsv.run.record import RunRecord, RunState
 from dsv.run.result import result_text
 from dsv.run.series import Series
 from dsv.run.sweep import SweepView, grouped
-from dsv.values.json import Json, flattened
+from dsv.values.json import Json, as_text, flattened, params_text
 from dsv.values.units import format_bytes, format_count, format_duration
-
-
-def params_text(params: Mapping[str, Json]) -> str:
-    """Return `lr=0.1 epochs=3`."""
-    return " ".join(f"{name}={as_text(value)}" for name, value in params.items())
 
 
 def state_text(view: RunView) -> str:

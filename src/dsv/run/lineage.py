@@ -10,13 +10,16 @@ from typing import Literal, NamedTuple
 from dsv.errors import DsvError, UsageError
 from dsv.format.records import CommitRecord
 from dsv.run.record import RunRecord
+from dsv.run.result import result_text
 from dsv.values import notebook
 from dsv.values.ids import CommitId
+from dsv.values.json import params_text
 from dsv.values.names import BranchName, DatasetName, Target
-from dsv.values.trailers import parse_run
-from dsv.values.units import utc
+from dsv.values.trailers import imported_from, parse_run
+from dsv.values.units import format_bytes, format_count, format_duration, utc
 
 BranchState = Literal["head", "moved", "gone"]
+_STATES = {"head": "head of {}", "moved": "{} has moved", "gone": "{} is gone", None: ""}
 DatasetRun = tuple[DatasetName, str]
 
 
@@ -44,6 +47,31 @@ class LineageNode:
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.id}>"
+
+    @property
+    def name(self) -> str:
+        """For people: `raw@v1 bb0a28496cbe` or `raw@bb0a28496cbe`, with the path; or the run."""
+        if self.commit is None:
+            return f"run {self.run}" if self.record else f"run {self.id}"
+        commit, path = str(self.commit)[:12], f":{self.path}" if self.path else ""
+        return f"{self.dataset}@{self.rev}{path} {commit}" if self.rev else f"{self.dataset}@{commit}{path}"
+
+    def facts(self, *, is_start: bool) -> Iterator[str]:
+        """Yield what is known of it, the most important first, for people. Some are empty."""
+        record, about = self.record, self.about
+        if record is not None:
+            took = format_duration(((record.ended_ms or record.started_ms) - record.started_ms) / 1000)
+            yield f"{result_text(record)}, {took}, {record.user}@{record.host}"
+            yield params_text(record.params)
+        elif about is not None:
+            size = format_count(about.files, "file") + (f", {format_bytes(about.bytes)}" if is_start else "")
+            yield "" if self.path else size
+            yield "" if is_start else _STATES[self.branch_state].format(self.branch)
+            url, first = imported_from(about.message), about.message.partition("\n")[0]
+            said = f"{about.author.partition(' <')[0]}: {first}" if url is None else f"imported from {url}"
+            yield said if self.raw else ""
+        elif self.commit is not None:
+            yield "not in this store, or can't be read"
 
 
 class LineageEdge(NamedTuple):

@@ -5,10 +5,8 @@ A key is a path into what `dsv runs --json` shows of a run: `params.lr`, `metric
 
 from __future__ import annotations
 
-import json
 import operator
 import re
-import shlex
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +27,7 @@ from dsv.run.record import RunId, RunRecord, json_of
 from dsv.run.record_store import SPOOLS, RunStore, Spool, SpooledPart, StoredRun
 from dsv.run.series import Series
 from dsv.values.ids import StoreId
-from dsv.values.json import Json, flattened, json_or_text
+from dsv.values.json import Json, as_text, flattened, json_or_text
 from dsv.values.names import DatasetName
 from dsv.values.units import format_duration, parse_duration, parse_moment, parse_size, rfc3339
 
@@ -582,15 +580,6 @@ def data_text(record: RunRecord, digits: int) -> str:
     commit, rev = str(record.commit), record.target.partition(":")[0].partition("@")[2]
     named = rev and not commit.startswith(rev)
     return f"{record.dataset}@{rev} {commit[:digits]}" if named else f"{record.dataset}@{commit[:digits]}"
-
-
-def as_text(value: Json) -> str:
-    """Return a value for people: a string as it is, a command quoted for a shell, all else as JSON."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
-        return shlex.join(value)
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _compared(view: RunView) -> dict[str, Json]:

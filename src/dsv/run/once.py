@@ -15,9 +15,8 @@ from typing import Final
 from blake3 import blake3
 
 from dsv.errors import IntegrityError
-from dsv.run.listing import as_text
 from dsv.run.record import RunRecord
-from dsv.values.json import Json, flattened, is_text
+from dsv.values.json import Json, as_text, flattened, is_text
 
 CONTEXT: Final = "dsv 2026-11 once v1"
 _SHOWN: Final = 60

@@ -15,7 +15,6 @@ from dsv.cache.evict import EvictionResult
 from dsv.errors import DsvError
 from dsv.repo.damage import read_damage
 from dsv.run.lineage import Lineage, LineageNode, Linked
-from dsv.run.result import result_text
 from dsv.site import blocks as show
 from dsv.site import drawings
 from dsv.site.blocks import Block, Cell, Page, Value, cells, cut, name, size, when
@@ -131,22 +130,13 @@ def graph_of(source: PageLinks, graph: Lineage, title: str, target: str) -> list
 
 def _node(source: PageLinks, node: LineageNode, start: str) -> Cell:
     """Return a node with a second text about it."""
-    record, about = node.record, node.about
-    if record is not None:
-        params = (f"{key}={value}" for key, value in record.params.items())
-        second = " ".join(["run", result_text(record), *params])
-        return Cell(record.name or record.run, source.to_run(record).page, look="run", more=cells(second))
-    if node.dataset is None or node.commit is None or about is None:
-        return Cell(
-            name(node.id), look="lost", more=cells("a file" if node.kind == "file" else "not in this store")
-        )
-    states = {"moved": f"{node.branch} has moved", "gone": f"{node.branch} is gone"}
-    moved = states.get(node.branch_state or "", "")
-    second = ", ".join(filter(None, ("raw data" * node.raw, format_count(about.files, "file"), moved)))
-    target = f"{node.dataset}@{node.rev}" if node.rev else source.target(node.dataset, node.commit)
-    text, look = f"{target}{f':{name(node.path)}' if node.path else ''}", "raw" if node.raw else ""
-    page = source.to_commit(node.dataset, node.commit).page
-    return Cell(text, page, look="start" if node.id == start else look, more=cells(second))
+    is_start, text, page, look = node.id == start, node.name, None, "lost"
+    if node.record is not None:
+        text, page, look = node.record.name or node.record.run, source.to_run(node.record).page, "run"
+    elif node.dataset is not None and node.commit is not None and node.about is not None:
+        page, look = source.to_commit(node.dataset, node.commit).page, "raw" * node.raw
+    second = ", ".join(filter(None, ("raw data" * node.raw, *node.facts(is_start=is_start))))
+    return Cell(name(text), page, look="start" if is_start else look, more=cells(second))
 
 
 def caches_of(source: Source) -> Page:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsv.run.listing import RunView, as_text, best_of, differences, free_keys, free_values
+from dsv.run.listing import RunView, best_of, differences, free_keys, free_values
 from dsv.run.record import RunRecord
 from dsv.site import blocks as show
 from dsv.site import drawings
 from dsv.site.blocks import Block, Cell, Page, Value, cells, cut, name, number, took, when
 from dsv.site.source import RUN_HEADS, PageLinks, Source, result_cell
-from dsv.values.json import Json, flattened
+from dsv.values.json import Json, as_text, flattened
 from dsv.values.units import format_bytes, format_count, format_duration
 
 _KEYS, _DRAWINGS = 40, 12

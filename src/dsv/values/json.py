@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -111,3 +112,19 @@ def check_length(value: str, most: int, what: str) -> None:
             subject=f"{value[:40]}…",
             hint="shorten it; longer texts can be files of the dataset",
         )
+
+
+def as_text(value: Json) -> str:
+    """Return a value for people: a string as it is, a command quoted for a shell, all else as JSON."""
+    from json import dumps
+
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return shlex.join(value)
+    return dumps(value, ensure_ascii=False)
+
+
+def params_text(params: Mapping[str, Json]) -> str:
+    """Return `lr=0.1 epochs=3`."""
+    return " ".join(f"{name}={as_text(value)}" for name, value in params.items())

@@ -10,13 +10,10 @@ from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import ExitCode
 from dsv.cli.output import printable, shortened, to_item
-from dsv.cli.run_views import params_text
 from dsv.run.lineage import Lineage, LineageEdge, LineageNode, RawChange
 from dsv.run.record import RunRecord
-from dsv.run.result import result_text
 from dsv.values.secrets import Masker
 from dsv.values.trailers import imported_from
-from dsv.values.units import format_bytes, format_count, format_duration
 
 _NODE = "kind id dataset commit path root rev branch branch_state raw run"
 _RUN = "state exit_code started ended user host engine image image_digest code params"
@@ -31,7 +28,6 @@ _NOTES = {
     "within": "started that run",
     "said": "is named as its run, but has no record here that can be read",
 }
-_STATES = {"head": "head of {}", "moved": "{} has moved", "gone": "{} is gone", None: ""}
 
 
 @command(
@@ -102,7 +98,7 @@ def _write(call: Call, found: Lineage, target: str) -> None:
         for line in _tree(found):
             call.line(line if room is None else shortened(line, room))
         if found.raw and not found.down:
-            call.line(f"raw data: {', '.join(map(_name, found.raw))}")
+            call.line(f"raw data: {', '.join(node.name for node in found.raw)}")
     if found.cut:
         call.say("there is more: use a larger --depth")
 
@@ -132,7 +128,7 @@ def _tree(found: Lineage) -> Iterator[str]:
         node, known = nodes[node_id], below.get(node_id, []) if node_id not in seen else []
         more = " (see above)" if node_id in seen and below.get(node_id) else ""
         note = "" if above is None else _NOTES.get(above.name, above.name.removeprefix("data").lstrip())
-        words = [_name(node), *_about(node, is_start=above is None), note + more]
+        words = [node.name, *node.facts(is_start=above is None), note + more]
         yield printable(lead + "  ".join(filter(None, words)))
         if node.record is not None and node_id not in seen and (line := _where(node.record)):
             yield printable(f"{indent}{'│' if known else ' '} {line}")
@@ -140,32 +136,6 @@ def _tree(found: Lineage) -> Iterator[str]:
         for number, (other, edge) in enumerate(reversed(known)):
             mark, rest = ("├ ", "│ ") if number else ("└ ", "  ")
             waiting.append((other, indent + mark, indent + rest, edge))
-
-
-def _name(node: LineageNode) -> str:
-    """Return `raw@v1 bb0a28496cbe` or `raw@bb0a28496cbe`, with the path; or the run."""
-    if node.commit is None:
-        return f"run {node.run}" if node.record else f"run {node.id}"
-    commit, path = str(node.commit)[:12], f":{node.path}" if node.path else ""
-    return f"{node.dataset}@{node.rev}{path} {commit}" if node.rev else f"{node.dataset}@{commit}{path}"
-
-
-def _about(node: LineageNode, *, is_start: bool) -> Iterator[str]:
-    """Yield what is known of a node, the most important first."""
-    record, about = node.record, node.about
-    if record is not None:
-        took = format_duration(((record.ended_ms or record.started_ms) - record.started_ms) / 1000)
-        yield f"{result_text(record)}, {took}, {record.user}@{record.host}"
-        yield params_text(record.params)
-    elif about is not None:
-        size = format_count(about.files, "file") + (f", {format_bytes(about.bytes)}" if is_start else "")
-        yield "" if node.path else size
-        yield "" if is_start else _STATES[node.branch_state].format(node.branch)
-        url, first = imported_from(about.message), about.message.partition("\n")[0]
-        said = f"{about.author.partition(' <')[0]}: {first}" if url is None else f"imported from {url}"
-        yield said if node.raw else ""
-    elif node.commit is not None:
-        yield "not in this store, or can't be read"
 
 
 def _where(record: RunRecord) -> str:

@@ -12,10 +12,10 @@ from dsv.cli.call import Call
 from dsv.cli.output import GAP, Column, Painted, first, local_time, printable, shortened
 from dsv.cli.terminal import Style, width
 from dsv.errors import NotFound
-from dsv.run.listing import RunView, best_of, data_text, free_keys, free_values
+from dsv.run.listing import RunView, best_of, free_keys, free_values
 from dsv.run.once import computed_again, document, in_rfc8785
 from dsv.run.record import RunRecord, RunState
-from dsv.run.result import result_text
+from dsv.run.result import data_text, result_text
 from dsv.run.series import Series
 from dsv.run.sweep import SweepView, grouped
 from dsv.values.json import Json, as_text, flattened, params_text

@@ -575,13 +575,6 @@ def best_of(key: str, values: Iterable[Json]) -> Json:
     return max(numbers) if sort_order(key)[1] else min(numbers)
 
 
-def data_text(record: RunRecord, digits: int) -> str:
-    """Return `pets@v1.0 03ecd289`: the target as it was given, and its commit."""
-    commit, rev = str(record.commit), record.target.partition(":")[0].partition("@")[2]
-    named = rev and not commit.startswith(rev)
-    return f"{record.dataset}@{rev} {commit[:digits]}" if named else f"{record.dataset}@{commit[:digits]}"
-
-
 def _compared(view: RunView) -> dict[str, Json]:
     item = {key: value for key, value in view.item().items() if key not in _NOT_COMPARED}
     for data in view.record.data[1:]:

@@ -1,4 +1,4 @@
-"""How a run ended, in a few words for people."""
+"""What a run read and how it ended, in a few words for people."""
 
 from __future__ import annotations
 
@@ -27,3 +27,10 @@ def result_text(record: RunRecord) -> str:
 def cause_text(record: RunRecord) -> str | None:
     """Return why it ended, if the command itself was not the cause."""
     return None if record.end in (None, EndCause.EXITED) else str(record.end).replace("-", " ")
+
+
+def data_text(record: RunRecord, digits: int) -> str:
+    """Return `pets@v1.0 03ecd289`: the target as it was given, and its commit."""
+    commit, rev = str(record.commit), record.target.partition(":")[0].partition("@")[2]
+    named = rev and not commit.startswith(rev)
+    return f"{record.dataset}@{rev} {commit[:digits]}" if named else f"{record.dataset}@{commit[:digits]}"

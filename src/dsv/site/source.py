@@ -20,9 +20,9 @@ from dsv.repo import history
 from dsv.repo.expiry import read_expiry
 from dsv.repo.history import KeptParents
 from dsv.repo.refs.branches import Head
-from dsv.run.listing import RunQuery, RunView, data_text, each_run
+from dsv.run.listing import RunQuery, RunView, each_run
 from dsv.run.record import SERIES, RunRecord, RunState
-from dsv.run.result import result_text
+from dsv.run.result import data_text, result_text
 from dsv.run.series import Series, series_of
 from dsv.site.blocks import Block, Cell, Page, Row, cells, image_of, name, page_of, table, took, when
 from dsv.site.decoding import Answer, Decoder, Order

@@ -66,9 +66,11 @@ class Decoder(AbstractContextManager["Decoder"]):
         if self._process is None:
             self._pipe, theirs = Pipe()
             with theirs:
-                options = {"pass_fds": [theirs.fileno()], "stderr": subprocess.DEVNULL}
-                limits = _MEMORY, theirs.fileno()
-                self._process = start_program("dsv.site.decoding", limits, **options)
+                quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+                there = theirs.fileno()
+                self._process = start_program(
+                    "dsv.site.decoding", (_MEMORY, there), pass_fds=[there], **quiet
+                )
         with suppress(OSError, EOFError, msgspec.DecodeError):
             self._pipe.send_bytes(msgspec.msgpack.encode(order))
             if self._pipe.poll(_SECONDS):

@@ -337,6 +337,19 @@ def test_a_server_that_hangs_delays_no_job(pets: Dsv, monkeypatch: pytest.Monkey
         assert [item["sent"] for item in pets.ok("runs", "--json").json["items"]] == [True]
 
 
+def test_no_room_for_a_thread_costs_a_note(pets: Dsv, server: Server, monkeypatch: Any) -> None:
+    plain = Thread.start
+
+    def start(thread: Thread) -> None:
+        if thread.name == "dsv-openlineage":
+            raise RuntimeError("can't start new thread")
+        plain(thread)
+
+    monkeypatch.setattr(Thread, "start", start)
+    pets.ok("config", "lineage.openlineage", server.url)
+    assert "lacks events of runs" in pets.ok("run", "pets@v1", "--", "true").err and server.events == []
+
+
 def test_a_missing_library_costs_a_note(pets: Dsv, server: Server, longer: None, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
     pets.ok("config", "lineage.openlineage", server.url)

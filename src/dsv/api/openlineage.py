@@ -135,24 +135,25 @@ class LiveEvents:
 
     def add(self, store: StoreId, runs: RunStore, part: str, data: Bytes) -> None:
         """Send the events of a part that a store has just got."""
-        with suppress(DsvError):  # it is of a newer dsv
+        with suppress(DsvError, RuntimeError):  # it is of a newer dsv, or there is no room for a thread
             record = RunRecord.decode(bytes(data), part) if part in (START, RECORD) else None
             if record is not None and record.hit_of is None:
                 self._unsent[record.run] = None
                 self._waiting.put(record)
                 if self._thread is None:
                     given = store, runs
-                    self._thread = Thread(target=self._send, args=given, name="dsv-openlineage", daemon=True)
-                    self._thread.start()
+                    thread = Thread(target=self._send, args=given, name="dsv-openlineage", daemon=True)
+                    thread.start()
+                    self._thread = thread
 
     def close(self) -> None:
         """Wait a moment for what is under way, and note the runs of which events are lost."""
         self._waiting.put(None)
         if self._thread is not None:
             self._thread.join(WAIT)
-            if unsent := " ".join(list(self._unsent)[:9]):
-                what = f"{hide_in_urls(self._url)} lacks events of runs: {self._why}"
-                self._note(f"{what}; for a file of them: dsv runs {unsent} --export openlineage FILE")
+        if unsent := " ".join(list(self._unsent)[:9]):
+            what = f"{hide_in_urls(self._url)} lacks events of runs: {self._why}"
+            self._note(f"{what}; for a file of them: dsv runs {unsent} --export openlineage FILE")
 
     def _send(self, store: StoreId, runs: RunStore) -> None:
         try:

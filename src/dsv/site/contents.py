@@ -134,7 +134,7 @@ def difference_of(source: Source, dataset: DatasetName, before: CommitId, after:
     counts = f"{total.added:,} added, {total.removed:,} removed, {total.changed:,} changed, {total.renamed:,} renamed"
     rows: list[tuple[str, Value]] = [
         ("From", source.to_commit(dataset, before)), ("To", source.to_commit(dataset, after)), ("Paths", counts),
-        ("Net size", size(total.net_bytes)), ("To type", Cell(f"dsv diff {' '.join(targets)}", look="code")),
+        ("Net size", size(total.net_bytes)), ("In a terminal", Cell(f"dsv diff {' '.join(targets)}", look="code")),
     ]  # fmt: skip
     kinds = "added", "removed", "changed", "renamed"
     counted = ((row, [getattr(row.sums, kind) for kind in kinds]) for row in sums)
@@ -146,18 +146,25 @@ def difference_of(source: Source, dataset: DatasetName, before: CommitId, after:
         differs = kind == "image" or len(entries) == 1 or difference.content_changed
         if kind and differs:
             files[kind].append(difference)
-    chosen = {kind: files[kind][:most] for kind, most in _DIFFERENT.items()}
+    chosen = {kind: _first(files[kind], most) for kind, most in _DIFFERENT.items()}
     paths, heads = map(_path_row, listed[:_PATHS]), ("change", "path", "before", "size>")
     blocks = [
         show.facts("About", rows),
         show.table("Folders", ("folder", *(f"{kind}>" for kind in kinds), "net size>"), folders, "folders"),
-        Block("pictures", "Images", tuple(_pairs(source, chosen["image"])), "Those of a pair are before and after."),
+        Block("pictures", "Images", tuple(_pairs(source, chosen["image"])), "Of a changed image: before and after."),
         *show.left_out(len(chosen["image"]), len(files["image"]), "images"),
         *(block for kind in ("table", "text") for block in _shown(source, kind, chosen[kind], len(files[kind]))),
         show.table("Paths", heads, paths, "paths", total=len(listed), filters=len(listed) > 10),
     ]  # fmt: skip
     title = f"{dataset}: {' to '.join(target.partition('@')[2] for target in targets)}"
     return Page(title, blocks, (source.to_dataset(dataset),), "What differs between two commits")
+
+
+def _first(files: Sequence[Difference], most: int) -> Sequence[Difference]:
+    """Return so many, of each way to differ alike many if there are more."""
+    seen = Counter[What]()
+    ranks = [(seen.update([file.what]), seen[file.what])[1] for file in files]
+    return [files[at] for at in sorted(sorted(range(len(files)), key=ranks.__getitem__)[:most])]
 
 
 def _path_row(difference: Difference) -> Row:

@@ -167,7 +167,8 @@ def _cache(source: Source, report: CachedReport, next_evict: EvictionResult) -> 
     facts: list[tuple[str, Value]] = [
         ("Used", Cell(used, drawing=drawings.bar(share))),
         ("Free on its disk", f"{format_bytes(room.free_bytes)} of {format_bytes(room.total_bytes)}"),
-        ("Exceeded", ", ".join(room.exceeded) or "none"), ("The next evict frees", freed if goes else "nothing"),
+        ("Limits exceeded", ", ".join(room.exceeded) or "none"),
+        ("The next dsv evict frees", freed if goes else "nothing"),
     ]  # fmt: skip
     rows = [
         cells(source.to_dataset(item.dataset), source.to_commit(item.dataset, item.commit), item.files,
@@ -175,8 +176,18 @@ def _cache(source: Source, report: CachedReport, next_evict: EvictionResult) -> 
               "goes" if item.path in goes else _until("stays (protected)" if item.protected else "stays", item.may_go))
         for item in report.items
     ]  # fmt: skip
-    heads = ("dataset", "commit", "files>", "size>", "own>", "last use", "cached by", "held by", "next evict")
-    note = "own: what the disk has on its account; of commits that share files, the first one has these."
+    heads = (
+        "dataset",
+        "commit",
+        "files>",
+        "size>",
+        "own>",
+        "last use",
+        "cached by",
+        "held by",
+        "next dsv evict",
+    )
+    note = "own: whole blocks on the disk; files that commits share count for the one that was cached first."
     title = f"Cache {name(str(report.cache))}"
     return [show.facts(title, facts), show.table("Cached commits", heads, rows, "commits", note=note)]
 

@@ -22,7 +22,7 @@ function sortBy(table, at, descending) {
 }
 
 function toolsOf(table, heads) {
-  const input = made("input", { type: "search", placeholder: "Filter: words that a row has", ariaLabel: "Filter the rows" });
+  const input = made("input", { type: "search", placeholder: "Show rows with these words", ariaLabel: "Filter the rows" });
   const count = made("span", { role: "status" }), choice = made("details", {}, made("summary", {}, "Columns"));
   input.addEventListener("input", () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean), rows = [...table.tBodies[0].rows];

@@ -112,6 +112,8 @@ def test_a_job_that_slurm_takes_although_sbatch_is_gone_too_is_ended(
     dsv = user(tmp_path, killed=GONE)
     dsv.process("run", "pets", "--on", "a", "--", "true")
     (item,) = dsv.ok("runs", "--json").json["items"]
+    until(lambda: not processes_of(item["run"]), "the end of sbatch")
+    (item,) = dsv.ok("runs", "--json").json["items"]
     assert item["state"] == "cut-off"
     for number, run in ((7, item["run"]), (8, "20261122-070000-0a1b2c3d")):
         (queue / f"{number}").write_text(f"{number}|PENDING||JobHeldUser|{comment(run, tmp_path / 'x')}\n")

@@ -377,7 +377,8 @@ def test_a_dry_run_keeps_to_the_rule(tmp_path: Path) -> None:
             ann.context(), MergeRequest(Target.parse("scans@less"), fast_forward=False, dry_run=True)
         ),
         lambda: cherry_pick(ann.context(), MergeRequest(Target.parse("scans@less"), dry_run=True)),
-        lambda: edit(ann.context(), Target.parse("scans@main"), [Remove("f*")], remove),
     ):
         with pytest.raises(Conflict, match=many):
             work()
+    planned = edit(ann.context(), Target.parse("scans@main"), [Remove("f*")], remove)
+    assert len(planned.paths) == 20 and planned.files is None and many in (planned.refused or "")

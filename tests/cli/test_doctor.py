@@ -20,6 +20,7 @@ from dsv.stores.base import Bytes, PutResult
 from dsv.stores.directory import DirectoryStore
 from dsv.values.units import format_bytes
 from tests.api.test_damage_marks import flip
+from tests.cli.test_pools import by_hand
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.kit.people import Person
 from tests.privileges import modes_count
@@ -83,7 +84,7 @@ def test_pools_are_asked_and_clusters_without_one_are_not(pets: Dsv) -> None:
     found = findings(pets)
     assert (found["pool desk"]["state"], found["pool gpus"]["state"]) == ("ok", "warn")
     assert "kubernetes.context" in found["pool gpus"]["hint"]
-    pets.ok("config", "pools.odd.engine", "abacus")
+    by_hand(pets, "pools.odd.engine", "abacus")
     odd = findings(pets, code=1)["pool odd"]
     assert odd["state"] == "fail" and "abacus" in odd["text"] and "dsv config pools.odd.engine" in odd["hint"]
 

@@ -40,7 +40,6 @@ REFUSED = {
     "lineage": "--depth",
     "node": "--rank --attempt",
     "runs": "--dataset -n/--limit --filter",
-    "site": "--port",
     "stop": "--grace",
     "datasets": "--delete --undelete --rename",
     "du": "--by-folder",

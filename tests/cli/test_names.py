@@ -110,6 +110,8 @@ def test_a_workspace_knows_its_store_wherever_that_lies(pets: Dsv) -> None:
     """By its id: it may move, and another one in its place is not taken for it."""
     head = pets.ok("resolve").out
     store, moved = pets.home / ".local/share/dsv/store", pets.home / "moved"
+    (pets.home / "other").mkdir()
+    pets.at(pets.home / "other").ok("init", "other")  # which notes where the store of the fixture lies now
     store.rename(moved)
     assert pets("sync").code == 6
     assert pets.ok("sync", "--store", str(moved)).out == head

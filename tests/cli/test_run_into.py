@@ -132,7 +132,9 @@ def test_a_rule_of_the_branch_is_told_before_or_after_the_job(here: Dsv) -> None
     assert early.code == 125 and "is protected" in early.err and not (here.cwd / "ran").exists()
     here.ok("branch", "--unprotect", "models@main", "--author", "Ann Lee")
     done = here.ok("runs", refused["run"], "--into", "models@main", "--json").json
-    assert_documented("runs", done, without=("items", "copy", "deleted", "compare", "once", "export"))
+    assert_documented(
+        "runs", done, without=("items", "copy", "deleted", "compare", "once", "export", "series")
+    )
     assert (
         done["into"]["new"] and done["into"]["root"] == refused["root"] and files(here, "models") == {"model"}
     )

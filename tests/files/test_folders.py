@@ -64,7 +64,7 @@ def test_another_folder_that_got_the_name_of_a_draft_is_not_opened_to_others(
         private.rename(tmp_path / name)
 
     monkeypatch.setattr(folders.os, "mkdir", exchange)
-    with pytest.raises(PermissionError, match="exchanged"):
+    with pytest.raises(PermissionError, match="has replaced a folder"):
         make_folder(parent, "a", FolderRights(given=0o2775, free=0, group=os.getegid()))
     (moved,) = [one for one in tmp_path.iterdir() if (one / "key").exists()]
     assert stat.S_IMODE(moved.stat().st_mode) == 0o700

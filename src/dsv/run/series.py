@@ -55,6 +55,7 @@ class _Document(msgspec.Struct, frozen=True, tag_field="kind", tag="dsv run seri
 
 
 _DECODER: Final = msgspec.json.Decoder(_Document)
+_LINES: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Curve:
@@ -153,7 +154,7 @@ class Curves:
 
 def _parsed(line: bytes) -> dict[str, Json]:
     try:
-        return msgspec.json.decode(line, type=dict[str, Any])
+        return _LINES.decode(line)
     except msgspec.DecodeError:  # as of a NaN
         if not line.rstrip().endswith(b"}"):
             raise

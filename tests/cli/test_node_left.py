@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,17 @@ class Left:
         )  # fmt: skip
         start = replace(start, **more)
         self.runs.write(PETS, RUN, "start", start.encode())
+
+    def killed_at_each_step(self) -> Iterator[None]:
+        """Yield after each kill of `complete`, which begins with the same store each time."""
+        before = self.store.with_name("before")
+        shutil.copytree(self.store, before)
+        steps = run_killed(self.complete, None, inside=self.store)
+        for step in some(range(1, steps + 1)):
+            shutil.rmtree(self.store)
+            shutil.copytree(before, self.store)
+            run_killed(self.complete, step, inside=self.store)
+            yield
 
     def complete(self) -> str:
         return self.dsv.ok("node", str(self.dsv.home / "order.json"), "--left", str(self.folder)).err
@@ -200,13 +212,7 @@ def test_a_node_leaves_the_branch_of_a_job_that_failed(either: Left) -> None:
 
 def test_a_node_killed_at_any_step_loses_no_output_for_a_branch(either: Left) -> None:
     begin_into(either)
-    before = either.store.with_name("before")
-    shutil.copytree(either.store, before)
-    steps = run_killed(either.complete, None, inside=either.store)
-    for step in some(range(1, steps + 1)):
-        shutil.rmtree(either.store)
-        shutil.copytree(before, either.store)
-        run_killed(either.complete, step, inside=either.store)
+    for _ in either.killed_at_each_step():
         found = either.dsv("ls", "models")
         assert found.lines == ["metrics.json", "model.bin"] or found.code == 3
         told = either.record().output

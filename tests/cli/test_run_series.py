@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import sys
 from pathlib import Path
 from subprocess import Popen
@@ -22,8 +21,6 @@ from dsv.stores.directory import DirectoryStore
 from dsv.values.secrets import Masker
 from tests.cli.test_node_left import PETS, RUN, Left, either
 from tests.cli.test_site import site
-from tests.exhaustive import some
-from tests.killing import run_killed
 from tests.kit.dsv import Dsv
 from tests.waiting import until
 
@@ -169,13 +166,7 @@ def test_a_node_killed_at_any_step_leaves_the_whole_series_to_the_next(either: L
     curves.take(b'{"loss": 1}\n')
     for number in (3, 4):
         there.put_if_absent(beat_key(PETS, RUN, number, METRICS_PREFIX), curves.encode(Masker(), PIECE))
-    before = either.store.with_name("before")
-    shutil.copytree(either.store, before)
-    steps = run_killed(either.complete, None, inside=either.store)
-    for step in some(range(1, steps + 1)):
-        shutil.rmtree(either.store)
-        shutil.copytree(before, either.store)
-        run_killed(either.complete, step, inside=either.store)
+    for _ in either.killed_at_each_step():
         either.complete()
         assert either.record().state is RunState.ENDED and either.record().metrics == {"acc": 0.9}
         there = DirectoryStore(either.store)  # its folder is another

@@ -200,5 +200,5 @@ _LARGEST_PIECE = 2 << 20
 
 def lacks(error: ImportError, extra: str) -> Unsupported:
     """Return the error for a library of one of dsv's extras that is not installed."""
-    text = f"this needs {error.name}, which is not installed"
+    text = f"this needs the extra {extra}, which is not installed"
     return Unsupported(text, subject=error.name, hint=f"pip install 'dsv-data[{extra}]'")

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsv.api.edits import EditRequest, Put, edit
-from dsv.api.import_export import import_url
+from dsv.api.imports import import_url
 from dsv.api.merge import MergeRequest, cherry_pick, merge, revert
 from dsv.errors import Conflict
 from dsv.format import keys

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from dsv.errors import IntegrityError
-from dsv.exchange.export import UrlExport
+from dsv.exchange.export_url import UrlExport
 from dsv.exchange.remote import RemoteRoot
 from dsv.values.progress import NoProgress
 

@@ -19,7 +19,7 @@ from typing import ClassVar
 import pytest
 
 from dsv.errors import Unreachable
-from dsv.exchange.export import UrlExport
+from dsv.exchange.export_url import UrlExport
 from dsv.exchange.journal import ExchangeJournal
 from dsv.transfer.upload import StoredContent
 from dsv.values.ids import FileId
@@ -253,7 +253,7 @@ def test_exit_codes(things: Dsv, url: str, code: int, message: str) -> None:
 STOPS_ITSELF = """
 import os, signal, sys
 from dsv.cli.main import main
-from dsv.exchange.export import UrlExport
+from dsv.exchange.export_url import UrlExport
 write, turns = UrlExport._write, iter(range(10**6))
 def write_and_stop(self, *rest):
     if next(turns) == 20:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dsv.api import import_export as import_module
+from dsv.api import imports as import_module
 from dsv.errors import Unreachable
 from dsv.exchange.sources import FolderSource, RemoteFile
 from tests.kit.dsv import Dsv, assert_documented, write_files

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fsspec")
-from dsv.api import import_export as import_module
+from dsv.api import imports as import_module
 from dsv.exchange import tars as tar_module
 from dsv.exchange.tars import _Unpacking
 from tests.kit.dsv import Dsv, write_files

@@ -270,7 +270,7 @@ class Commit:
 
     def export(self, to: str | os.PathLike[str], path: str = "") -> None:
         """Write the files at and below a path to a folder, tar (by its name) or URL, like `dsv export`."""
-        from dsv.api.import_export import export
+        from dsv.api.export import export
 
         export(self._connection.reading, self._pinned(path), os.fspath(to))
 

@@ -199,11 +199,11 @@ class Call(msgspec.Struct, eq=False, dict=True):
         flags = {"store": self.flags.store, "names": self.flags.names, "cache": self.flags.cache}
         found = gather(self.around.environ, working_folder(self.around.environ), flags)
         used, said = found.get("store"), self.around.environ.get("DSV_STORE")
-        if said and used is not None and used.origin not in ("DSV_STORE", "--store"):
-            from dsv.values.secrets import hide_in_urls
+        is_other = used is not None and used.origin not in ("DSV_STORE", "--store")
+        if used is not None and is_other and said and used.value not in (said, found.location(said)):
+            from dsv.values.secrets import hide_in_urls  # takes a while to import
 
-            if used.value not in (said, found.location(said)):
-                self.warn(f"DSV_STORE={hide_in_urls(said)} is not used: this workspace has its own store")
+            self.warn(f"DSV_STORE={hide_in_urls(said)} is not used: this workspace has its own store")
         return found
 
     def line(self, text: str, style: str = "") -> None:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from dsv.errors import Conflict
+from dsv.errors import Conflict, UsageError
 from dsv.exchange.export import Exported, Selection
 from dsv.exchange.export_folder import OpenRepository, export_path, has_content
 from dsv.exchange.licence import licence_of
@@ -68,6 +68,13 @@ class _Part(NamedTuple):
     def split(self) -> str:
         word = _SPLIT.search(self.name)
         return "train" if word is None else "validation" if word[0] in ("valid", "val", "dev") else word[0]
+
+
+def check_kinds(kinds: Collection[str]) -> None:
+    """Raises `UsageError` for a kind of card that there is not."""
+    if unknown := set(kinds) - CARDS.keys():
+        hint = f"--card {','.join(CARDS)}"
+        raise UsageError(f"--card has no kind {min(unknown)!r}", subject="--card", hint=hint)
 
 
 def export_with_cards(

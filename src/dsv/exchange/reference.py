@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.exchange.bodies import PIECE, ask_web, at_most, encoding_of, get_part
+from dsv.exchange.endings import TARS
 from dsv.exchange.remote import HTTP, S3, RemoteRoot, changed, hub_headers, open_place, path_in, split_url
-from dsv.exchange.sources import TARS, FolderSource, RemoteFile
+from dsv.exchange.sources import FolderSource, RemoteFile
 from dsv.files.errors import as_error
 from dsv.files.small_files import open_plain
 from dsv.format.external import MAX_TEXT, ExternalSource

@@ -12,11 +12,11 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from dsv.errors import Conflict, NotFound, Unsupported
 from dsv.exchange.export import Exported, tar_info

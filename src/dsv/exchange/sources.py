@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.exchange.bodies import PIECE, open_unpacked
+from dsv.exchange.endings import DATA
 from dsv.exchange.remote import (
     HTTP,
     OBJECT_STORES,
@@ -44,13 +45,6 @@ JOBS = 32
 """Small files that are read or written at the same time."""
 _WHOLE = (*(one for one in OBJECT_STORES if one not in S3), "hf")
 """Protocols whose file systems read a small file by one request, so that all of it is of one version."""
-TARS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
-DATA: Final = re.compile(
-    r"\.(7z|arrow|bz2|csv|gz|h5|jpg|jsonl?|lz4|np[yz]|parquet|pdf|png|pt"
-    r"|rar|safetensors|tar|tgz|tif|tsv|txt|xz|zip|zst)$",
-    re.IGNORECASE,
-)
-"""Ends of names of files that are neither web pages nor folders."""
 _OWN_FOLDER = re.compile(rb"((?:.*?/)??\.(?:git|dsv))/", re.IGNORECASE | re.DOTALL)
 
 

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.exchange.bodies import PIECE, open_file
+from dsv.exchange.endings import TARS
 from dsv.exchange.remote import RemoteRoot, changed, is_same, open_place, path_in, version_of
-from dsv.exchange.sources import TARS, FolderSource, RemoteFile, in_order, refuse_page, same_name
+from dsv.exchange.sources import FolderSource, RemoteFile, in_order, refuse_page, same_name
 from dsv.stores.options import StoreOptions
 from dsv.transfer.save import ReadInto
 from dsv.transfer.stable_read import Problem

@@ -7,8 +7,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from dsv.api.edits import EditRequest
-from dsv.api.import_export import Imported, Revisions, import_url
-from dsv.api.import_export import materialize as store_references
+from dsv.api.imports import Imported, Revisions, import_url
+from dsv.api.imports import materialize as store_references
 from dsv.cli.call import Call
 from dsv.cli.commands.put import EDIT_RESULT, show_edited
 from dsv.cli.declare import argument, command, option

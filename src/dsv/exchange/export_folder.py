@@ -30,6 +30,7 @@ from dsv.files.errors import about
 from dsv.files.folders import check_folding
 from dsv.files.process import processors, read_order, start_program
 from dsv.files.small_files import write_sparse
+from dsv.files.system import reuse_freed_memory
 from dsv.format.tree import Entry, Kind
 from dsv.repo.repository import Repository
 from dsv.values.ids import FileId
@@ -218,6 +219,7 @@ def _end(process: Popen[bytes]) -> None:
 
 
 def main() -> int:
+    reuse_freed_memory()
     open_repository, commit, target, count, root, start, stop = read_order()
     threading.Thread(target=_watch_input, daemon=True).start()
     try:

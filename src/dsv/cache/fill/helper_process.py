@@ -26,7 +26,7 @@ from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
 from dsv.files import system
 from dsv.files.process import processors, read_order, start_program
-from dsv.files.system import FileSystem
+from dsv.files.system import FileSystem, reuse_freed_memory
 
 # Work that pays for the start of one more process, in entries and in bytes to write.
 _ENTRIES_EACH = 12_000
@@ -103,6 +103,7 @@ class Helpers:
 def main() -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the parent gets it too, and ends this process if need be
+    reuse_freed_memory()
     path, place, fill, begin, open_source = read_order()
     stop = threading.Event()
     threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from dsv.api.clone import clone
 from dsv.api.context import Context
 from dsv.api.copy import CopyRequest, copy
 from dsv.api.datasets import cat, ls, resolve
+from dsv.api.export import export
 from dsv.api.settings import Settings, SettingsSource
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
@@ -95,6 +97,7 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     files: Files = {f"f/{number:04}": b"%d" % number * 50 for number in range(300)}
     files["large"] = bytes(range(256)) * 12_000
+    files["pixels"] = random.Random(3).randbytes(5 << 20)  # stored without compression
     ann = Person(tmp_path / "ann", str(tmp_path / "lake"))
     ann.init()
     ann.write(files)
@@ -264,3 +267,13 @@ def test_the_processes_of_an_export_read_mirrors_too(world: World) -> None:
         assert b"".join(pieces) == world.files["f/0009"]
         if (world.base / "lake").exists():
             world.go_away()
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_an_export_takes_what_is_lost_or_damaged_from_the_mirror(world: World, flipped: bool) -> None:
+    """Of a large file it checks the whole first, and each chunk only if that is not right."""
+    world.damage(keys.PACK_PREFIX, flipped=flipped)
+    for path in ("scans", "scans:pixels"):
+        assert not export(world.context("bob"), Target.parse(path), str(world.base / path)).damaged
+    assert read_folder(world.base / "scans") == world.files
+    assert (world.base / "scans:pixels").read_bytes() == world.files["pixels"]

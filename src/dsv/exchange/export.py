@@ -106,13 +106,15 @@ class Selection:
         return Exported(self.commit, len(paths), len(files), size, damaged=damaged, erased=self.erased)
 
     def contents(
-        self, found: Found | None = None, *, views: bool = False
+        self, found: Found | None = None, *, views: bool = False, by_file: bool = False
     ) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
-        """Yield each entry with its content in checked pieces; damaged ones raise `IntegrityError`. views: as for
-        `Fetcher`."""
+        """Yield each entry with its content in checked pieces; damaged ones raise `IntegrityError`. views, by_file: as
+        for `Fetcher`."""
         chosen = self.found if found is None else found
         wanted = [WantedFile(entry, where) for _, entry, where in chosen if entry.is_file]
-        files = Fetcher(self.tree.objects, self.tree.commit.dataset, views=views).files(wanted)
+        files = Fetcher(self.tree.objects, self.tree.commit.dataset, views=views, by_file=by_file).files(
+            wanted
+        )
         for name, entry, _ in chosen:
             if entry.is_file:
                 _, pieces = next(files)

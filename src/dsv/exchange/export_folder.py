@@ -33,6 +33,7 @@ from dsv.files.small_files import write_sparse
 from dsv.files.system import reuse_freed_memory
 from dsv.format.tree import Entry, Kind
 from dsv.repo.repository import Repository
+from dsv.transfer.download import NotItsFile
 from dsv.values.ids import FileId
 from dsv.values.paths import show
 
@@ -167,7 +168,7 @@ def _write_files(
     with Descent(root) as descent:
         found = selection.found[start:stop]
         found = [each for each in found if tags is None or tags.lack(each[1], each[0], descent)]
-        for path, entry, pieces in selection.contents(found, views=True):
+        for path, entry, pieces in selection.contents(found, views=True, by_file=True):
             above, name = split(path)
             if entry.kind is Kind.SYMLINK:
                 continue
@@ -181,7 +182,12 @@ def _write_files(
             mode = (0o755 if entry.kind is Kind.EXECUTABLE else 0o644) & (0o777 if tags is None else 0o555)
             with Opened(os.open(name, flags, mode, dir_fd=folder)) as descriptor:
                 try:
-                    write_sparse(descriptor, pieces)
+                    try:
+                        write_sparse(descriptor, pieces)
+                    except NotItsFile:
+                        os.truncate(descriptor, os.lseek(descriptor, 0, os.SEEK_SET))
+                        only = [each for each in found if each[1] is entry]
+                        write_sparse(descriptor, next(selection.contents(only))[2])
                 except IntegrityError as error:
                     selection.skip(error, entry.path)
                     os.unlink(name, dir_fd=descent.at(above))

@@ -42,6 +42,10 @@ _RECIPES = 64
 """The most files whose recipes are read together."""
 
 
+class NotItsFile(IntegrityError):
+    """The bytes of a file are not those of its id."""
+
+
 class ReferenceCopy(msgspec.Struct, frozen=True):
     """An older version of a file on local disk, and where known chunks are in it: id -> (offset, length).
 
@@ -156,6 +160,12 @@ class _Piece(msgspec.Struct):
     fault: IntegrityError | None = None
     is_checked: bool = False
 
+    @property
+    def is_file(self) -> bool:
+        """Whether its chunk is the whole file."""
+        entry = self.wanted.entry
+        return entry.recipe_id is None or self.chunk is None or FileId(self.chunk) == entry.file_id
+
 
 _Read = bytes | IntegrityError
 """The bytes of a piece, or why there are none."""
@@ -173,16 +183,20 @@ class Fetcher:
         budget: int = READ_AHEAD,
         span: int = SPAN,
         views: bool = False,
+        by_file: bool = False,
     ) -> None:
         """dataset: of the files, for messages. budget: the weight of what is read ahead or waits to be used,
         about its bytes in memory. span: the weight of one ranged read. views: large pieces are `memoryview`s of
-        what was read, for a caller that writes them and keeps none: each holds a whole range in memory."""
+        what was read, for a caller that writes them and keeps none: each holds a whole range in memory. by_file: of
+        large files only the whole is checked, after its last piece, for a caller that shows nobody the pieces before.
+        It asks again without this for a file that raises `NotItsFile`: there may be another copy of the bad chunk."""
         self._objects = objects
         self._dataset = dataset
         self._connections = connections
         self._budget = budget
         self._span = min(span, budget // 2)
         self._views = views
+        self._by_file = by_file
         self._readers: list[RangeReader] = []
         self._read_singly = 0
         self._given_up: WantedFile | None = None
@@ -200,9 +214,7 @@ class Fetcher:
         """
         pieces = self._pieces(wanted)
         for piece, data in pieces:
-            entry, chunk = piece.wanted.entry, piece.chunk
-            is_one = entry.recipe_id is None or chunk is None or FileId(chunk) == entry.file_id
-            if piece.last and is_one and not isinstance(data, IntegrityError):
+            if piece.last and piece.is_file and not isinstance(data, IntegrityError):
                 yield piece.wanted, iter((data,) if data else ())
             else:
                 content = _LargeFile(piece, data, pieces)
@@ -220,7 +232,7 @@ class Fetcher:
             objects.externals,
             connections=self._connections,
             budget=self._budget,
-            arrived=_check,
+            arrived=self._check,
         )
         self._readers.append(reader)
         asked = spans(self._remote(wanted, plan), self._span)
@@ -328,6 +340,14 @@ class Fetcher:
                 return checked(ObjectKind.CHUNK, piece.chunk, where, stored[: where.stored])
         return self._read(piece, where)
 
+    def _check(self, where: Location, piece: _Piece, stored: memoryview) -> None:
+        """Check a chunk that is stored as it is, in the thread that has read it. Others would grow in memory."""
+        kind, is_raw = ObjectKind.CHUNK, where.codec is Codec.RAW and is_possible(ObjectKind.CHUNK, where)
+        if is_raw and len(stored) == where.length == piece.length:
+            in_store = not where.pack.is_external  # of a file elsewhere, what can't be read is zeros
+            later = self._by_file and in_store and piece.wanted.parts is None and not piece.is_file
+            piece.is_checked = later or is_object(kind, piece.chunk or b"", stored)
+
     def _read(self, piece: _Piece, tried: Location | None = None) -> _Read:
         """Return a chunk by the index. tried: a location without it, or where it was damaged."""
         assert piece.chunk is not None
@@ -387,13 +407,6 @@ class _LargeFile:
         """Skip what the caller did not consume."""
         while self._next is not None:
             self._next = None if self._next[0].last else next(self._source)
-
-
-def _check(where: Location, piece: _Piece, stored: memoryview) -> None:
-    """Check a chunk that is stored as it is, in the thread that has read it. Others would grow in memory."""
-    kind, is_raw = ObjectKind.CHUNK, where.codec is Codec.RAW and is_possible(ObjectKind.CHUNK, where)
-    if is_raw and len(stored) == where.length == piece.length:
-        piece.is_checked = is_object(kind, piece.chunk or b"", stored)
 
 
 def _read_reference(piece: _Piece) -> bytes | None:
@@ -477,9 +490,9 @@ def _damaged_copy(wanted: WantedFile) -> IntegrityError:
     )
 
 
-def _not_its_file(entry: Entry) -> IntegrityError:
+def _not_its_file(entry: Entry) -> NotItsFile:
     what = "chunk" if entry.recipe_id is None else "recipe"
-    return IntegrityError(
+    return NotItsFile(
         f"the {what} of {show(entry.path)} is not its file {entry.file_id}",
         subject=entry.path.decode(errors="backslashreplace"),
         hint=NOT_OURS,

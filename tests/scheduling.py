@@ -21,8 +21,8 @@ _LONG = re.compile(
     r"tests/(real/|test_hanging|upkeep/test_(gc_rounds|year)|counts/test_requests|cli/test_(demo|verify)"
     r"|stores/test_(names_moving|winners_that_change|names_elsewhere|policies))"
 )
-_SOURCE = "tests/test_layers.py"
-"""Its tests look at the whole source, which one worker parses for all of them."""
+_ONE_WORKER = re.compile(r"(tests/(test_layers|test_site|counts/test_walks|counts/test_filesystem)\.py)::")
+"""Their tests look at one thing that takes ten seconds to make, which one worker makes for all of them."""
 EXCLUSIVE = {
     "nfs_hosts": "test_nfs*.py",
     "slurm_nodes": "test_slurm*.py",
@@ -42,7 +42,8 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     long_first = True
 
     def _split_scope(self, nodeid: str) -> str:
-        return shared_by(nodeid) or (_SOURCE if nodeid.startswith(_SOURCE) else nodeid)
+        one = _ONE_WORKER.match(nodeid)
+        return shared_by(nodeid) or (one[1] if one else nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
         """As the base does, but the test that ended its worker has failed, and is not begun again by the next one."""

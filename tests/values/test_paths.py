@@ -13,6 +13,7 @@ from dsv.values.paths import (
     check_target,
     disorder,
     fold_clashes,
+    found_otherwise,
     link_escapes,
     show,
     sort_key,
@@ -237,3 +238,17 @@ def test_paths_that_fold_apart_do_not_clash(found: set[str]) -> None:
     plain = {path.casefold() for path in found if path.isascii()}
     ordered = sorted((path.encode() for path in plain), key=sort_key)
     assert fold_clashes(ordered) == []
+
+
+@pytest.mark.parametrize("name", ["drafts", "a\xe9", "x/probe-a\xe9", "plain"])
+def test_a_file_system_that_tells_all_names_apart_finds_a_name_by_itself_alone(name: str) -> None:
+    assert found_otherwise(name, {name}.__contains__) == (False, False)
+
+
+def test_folding_of_case_or_unicode_and_lost_ends_are_found() -> None:
+    name = "x/probe-a\xe9"
+    for other in (name.replace("probe-a\xe9", "PROBE-A\xc9"), "x/probe-ae\u0301", "x/probe-a\u200d\xe9"):
+        assert found_otherwise(name, {name, other}.__contains__) == (True, False)
+    for other in (f"{name}.", f"{name} "):
+        assert found_otherwise(name, {name, other}.__contains__) == (False, True)
+    assert found_otherwise("drafts", {"drafts", "DRAFTS"}.__contains__) == (True, False)

@@ -106,6 +106,10 @@ def write_sparse(descriptor: int, pieces: Iterable[bytes | bytearray | memoryvie
     the bytes in holes."""
     ends_in_hole, holes = False, 0
     for piece in pieces:
+        if len(piece) < len(_ZEROS):  # like most files
+            write_all(descriptor, piece)
+            ends_in_hole = ends_in_hole and not piece
+            continue
         view, begin = memoryview(piece), 0
         for at in range(0, len(view) - len(_ZEROS) + 1, len(_ZEROS)):
             if not view[at] and _ZEROS.startswith(view[at : at + len(_ZEROS)]):  # mostly one look says no

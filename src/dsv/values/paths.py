@@ -196,11 +196,12 @@ def _fold_key(path: bytes) -> str:
 
 
 def found_otherwise(name: str, exists: Callable[[str], bool]) -> tuple[bool, bool]:
-    """Return whether a file, with `a` and `\xe9` in its name, is found by other spellings of that, as by a file system
-    that folds case or Unicode, and with a dot or a space at the end. name: its name, or its whole path."""
+    """Return whether a file, with `a` and perhaps `\xe9` in its name, is found by other spellings of that, as by a file
+    system that folds case or Unicode, and with a dot or a space at the end. name: its name, or its whole path."""
     folder, slash, last = name.rpartition("/")
-    folded = last.upper(), last.replace("\xe9", "e\u0301"), last.replace("a", "a\u200d")
-    return any(exists(folder + slash + one) for one in folded), exists(name + ".") or exists(name + " ")
+    folded = {last.upper(), last.replace("\xe9", "e\u0301"), last.replace("a", "a\u200d")} - {last}
+    folds = any(exists(folder + slash + one) for one in sorted(folded))
+    return folds, exists(name + ".") or exists(name + " ")
 
 
 def sort_key(path: bytes) -> bytes:

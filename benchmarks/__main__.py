@@ -3,6 +3,7 @@
     python -m benchmarks                      all of it, three rounds; hours on two cores
     python -m benchmarks --only small,later   some of it
     python -m benchmarks --scale 0.1          a tenth of the files: a look, not a result
+    python -m benchmarks --without dvc,rclone their earlier figures stay
     python -m benchmarks --report             draw the report again from the figures that are there
 
 Needs root and Debian's packages for the Ceph lab (see CONTRIBUTING.md) and rclone, and restic 0.19 or Go to build it.
@@ -47,6 +48,9 @@ def _options() -> argparse.Namespace:
         "--output", type=Path, default=ROOT, help="for benchmarks/ (figures, tables) and docs/ (page, plots)"
     )
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--without", default="", help="peers that keep their earlier figures, such as dvc,rclone"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of small files")
     parser.add_argument("--report", action="store_true", help="measure nothing")
@@ -59,20 +63,18 @@ def _measure(options: argparse.Namespace) -> None:
     programs = tools.install(options.folder / "tools")
     dsv, copy, s5cmd, dvc = Dsv(), Copy(), S5cmd(programs), Dvc(programs)
     restic, rclone = Restic(programs), Rclone()
-    everyone: list[Peer] = [dsv, copy, s5cmd, dvc, restic, rclone]
+    out = options.without.split(",")
+    everyone: list[Peer] = [one for one in (dsv, copy, s5cmd, dvc, restic, rclone) if one.name not in out]
+    on_server = [one for one in everyone if one is not copy]
     book = Notebook.new(options.figures, {peer.name: peer.version() for peer in everyone}, options.rounds)
     below, rounds, parts = options.folder, options.rounds, options.only.split(",")
     small = Shape(round(SMALL.files * options.scale), SMALL.size)
 
     if "small" in parts:
-        work = Transfer(
-            small, "small files to S3", "small files from S3", [dsv, s5cmd, dvc, restic, rclone], True
-        )
+        work = Transfer(small, "small files to S3", "small files from S3", on_server, True)
         measure(work, book, below, rounds)
     if "large" in parts:
-        work = Transfer(
-            LARGE, "large files to S3", "large files from S3", [dsv, s5cmd, dvc, restic, rclone], True
-        )
+        work = Transfer(LARGE, "large files to S3", "large files from S3", on_server, True)
         measure(work, book, below, rounds)
     if "directory" in parts:
         for shape, what in ((small, "small"), (LARGE, "large")):

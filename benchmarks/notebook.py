@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import cast
 
 from benchmarks.measure import Cost
 
@@ -25,6 +26,7 @@ class Row:
     memory: list[int] = field(default_factory=list)
     largest: list[int] = field(default_factory=list)
     figures: dict[str, list[float]] = field(default_factory=dict)
+    date: str = ""
 
     @property
     def median(self) -> float:
@@ -38,11 +40,11 @@ class Notebook:
     path: Path
     about: dict[str, object] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-    begun: set[str] = field(default_factory=set)
+    begun: set[tuple[str, str]] = field(default_factory=set)
 
     @classmethod
     def new(cls, path: Path, versions: Mapping[str, str], rounds: int) -> Notebook:
-        """One that keeps what an earlier run measured, but for the works that are measured again."""
+        """One that keeps what an earlier run measured, but for what its programs measure again."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         about: dict[str, object] = {
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -53,8 +55,13 @@ class Notebook:
             "versions": dict(versions),
             "rounds": rounds,
         }
-        kept = cls.load(path).rows if path.exists() else []
-        return cls(path, about, kept)
+        if not path.exists():
+            return cls(path, about)
+        earlier = cls.load(path)
+        about["versions"] = {**cast("dict[str, str]", earlier.about["versions"]), **versions}
+        for row in earlier.rows:
+            row.date = row.date or str(earlier.about["date"])
+        return cls(path, about, earlier.rows)
 
     @classmethod
     def load(cls, path: Path) -> Notebook:
@@ -71,10 +78,11 @@ class Notebook:
 
     def add(self, work: str, program: str, cost: Cost, **figures: float) -> None:
         """Note one round's cost, print it and save everything so far."""
-        if work not in self.begun:
-            self.begun.add(work)
-            self.rows = [row for row in self.rows if row.work != work]
+        if (work, program) not in self.begun:
+            self.begun.add((work, program))
+            self.rows = [row for row in self.rows if (row.work, row.program) != (work, program)]
         row = self.row(work, program)
+        row.date = str(self.about["date"])
         row.seconds.append(cost.seconds)
         row.cpu.append(cost.cpu)
         row.memory.append(cost.memory)

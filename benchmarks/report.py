@@ -34,6 +34,9 @@ class Figures:
     def __init__(self, book: Notebook) -> None:
         self._rows = {(row.work, row.program): row for row in book.rows}
 
+    def date(self, work: str, program: str) -> str:
+        return self._rows[work, program].date
+
     def seconds(self, work: str, program: str = "dsv") -> float:
         return self._rows[work, program].median
 
@@ -187,7 +190,7 @@ def write(book: Notebook, output: Path) -> None:
     plots = draw(book, page.with_suffix(""))
     text = page.read_text() if page.exists() else f"# Performance\n\n{FROM}\n{TO}\n"
     before, rest = text.split(FROM)
-    body = [FROM, _about(book), _short(Figures(book))]
+    body = [FROM, _about(book), _short(Figures(book), str(book.about["date"]))]
     body += [f"![{title}]({page.stem}/{path.name})" for title, path in plots]
     page.write_text(before + "\n\n".join(body) + "\n\n" + TO + rest.split(TO)[1])
     print(f"written: {page}")
@@ -217,28 +220,33 @@ def _goals(figures: Figures) -> str:
     return "\n".join(lines)
 
 
-def _short(figures: Figures) -> str:
-    """The medians of some works in seconds, with the programs beside each other."""
+def _short(figures: Figures, date: str) -> str:
+    """The medians of some works in seconds, with the programs beside each other. Those of another date have a mark."""
+    earlier = set[str]()
     lines = ["| seconds | " + " | ".join(COLUMNS) + " |", "|---|" + "--:|" * len(COLUMNS)]
     for work in SHORT:
         cells = []
         for program in COLUMNS:
             try:
-                cells.append(f"{figures.seconds(work, program):.2f}")
+                measured = figures.date(work, program) or date
+                cells.append(f"{figures.seconds(work, program):.2f}" + ("" if measured == date else r" \*"))
+                earlier |= {measured} - {date}
             except KeyError:
                 cells.append("")
         lines.append(f"| {work} | " + " | ".join(cells) + " |")
+    if earlier:
+        lines += ["", rf"\* on {', '.join(sorted(earlier))}"]
     return "\n".join(lines)
 
 
 def _rows(rows: list[Row]) -> str:
-    lines = ["| work | program | seconds | range | processor | memory | largest process | |"]
-    lines.append("|---|---|--:|--:|--:|--:|--:|---|")
+    lines = ["| work | program | date | seconds | range | processor | memory | largest process | |"]
+    lines.append("|---|---|---|--:|--:|--:|--:|--:|---|")
     for row in rows:
         spread = f"{min(row.seconds):.2f}–{max(row.seconds):.2f}"
         more = ", ".join(f"{name} {median(values):,.0f}" for name, values in row.figures.items())
         lines.append(
-            f"| {row.work} | {row.program} | {row.median:.2f} | {spread} | {median(row.cpu):.2f} s "
+            f"| {row.work} | {row.program} | {row.date} | {row.median:.2f} | {spread} | {median(row.cpu):.2f} s "
             f"| {_mebibytes(row.memory)} | {_mebibytes(row.largest)} | {more} |"
         )
     return "\n".join(lines)

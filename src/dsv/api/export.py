@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -46,11 +46,7 @@ def export(
     a file's path or vice versa, or another export writes to the URL; `Unsupported` for missing packages, read-only
     servers, and names of files that no shard can have.
     """
-    as_shards, place = False, None
-    if out is None and "%" in to:
-        from dsv.exchange.shards import names_shards
-
-        as_shards = names_shards(to)
+    as_shards = out is None and "%" in to and _are_shards(to)
     if skip_damaged if as_shards else shards != (None, None):
         why = "--skip-damaged is not for shards" if as_shards else "--shard-size and --shuffle are for shards"
         raise UsageError(why, subject=to, hint="dsv export TARGET 'DIR/NAME-%05d.tar'")
@@ -58,10 +54,7 @@ def export(
         from dsv.exchange.cards import check_kinds, export_with_cards
 
         check_kinds(cards)
-    if out is None and "://" in to:
-        from dsv.exchange.remote import open_place
-
-        place = open_place(to, options or context.store_options(context.settings.store()))
+    at_url = _url_export(context, to, options, force=force) if out is None and "://" in to else None
     with context.repository(target, mirrors=True) as repository:
         resolved = context.resolve(repository, target)
         commit = resolved.commit
@@ -73,18 +66,13 @@ def export(
             return Shards(tree, target, shards, strict=strict).write(Path(to), context.progress)
         selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
         if cards:
-            if place or out or skip_damaged or selection.is_one_file or selection.becomes_tar(to):
+            if at_url or out or skip_damaged or selection.is_one_file or selection.becomes_tar(to):
                 why = "cards are for whole folders of this machine"
                 raise UsageError(why, subject="--card", hint="dsv export TARGET DIR --card croissant,hf")
             opener = context.opener()
             return export_with_cards(selection, resolved.dataset, target, to, cards, opener)
-        if place is not None:
-            from dsv.exchange.export_url import UrlExport
-
-            notes = context.metadata / "stores" / str(repository.id) / "exports"
-            at_url = UrlExport(place, to, notes, context.progress, force=force)
-            done = at_url.tar(selection) if selection.becomes_tar(to) else at_url.files(selection)
-            return _unless_expired(repository, done)
+        if at_url is not None:
+            return _unless_expired(repository, at_url(selection, str(repository.id)))
         if out is not None:
             write_out(selection, out)
         elif tags is not None:
@@ -92,6 +80,29 @@ def export(
         else:
             export_path(selection, to, context.opener())
         return _unless_expired(repository, selection.exported())
+
+
+def _are_shards(to: str) -> bool:
+    from dsv.exchange.shards import names_shards
+
+    return names_shards(to)
+
+
+def _url_export(
+    context: Context, url: str, options: StoreOptions | None, *, force: bool
+) -> Callable[[Selection, str], Exported]:
+    """Open the URL. Return what writes a selection of the store with an id there."""
+    from dsv.exchange.export_url import UrlExport
+    from dsv.exchange.remote import open_place
+
+    place = open_place(url, options or context.store_options(context.settings.store()))
+
+    def write(selection: Selection, store: str) -> Exported:
+        notes = context.metadata / "stores" / store / "exports"
+        at_url = UrlExport(place, url, notes, context.progress, force=force)
+        return at_url.tar(selection) if selection.becomes_tar(url) else at_url.files(selection)
+
+    return write
 
 
 def _unless_expired(repository: Repository, done: Exported) -> Exported:

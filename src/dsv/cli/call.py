@@ -304,9 +304,7 @@ class Call(msgspec.Struct, eq=False, dict=True):
         option."""
         from dsv.api import environment
         from dsv.api.connection import make_context
-        from dsv.files.system import reuse_freed_memory
 
-        reuse_freed_memory()
         name = environment.author(self.settings, author).value if writes else environment.user_at_host()
         hint = self._offline_hint() if offline is False else None
         with self.progress() as meter:

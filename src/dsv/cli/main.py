@@ -47,8 +47,10 @@ def main() -> int:
             del sys.modules["typing_extensions"]
         from dsv.cli.app import exit_now, reset_sigchld, run
         from dsv.cli.terminal import of_process
+        from dsv.files.system import reuse_freed_memory
 
         reset_sigchld()
+        reuse_freed_memory()
         around = of_process()
         if interrupts is signal.default_int_handler:
             signal.signal(signal.SIGINT, interrupts)

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import cast
 
@@ -232,7 +233,7 @@ class Fetcher:
             objects.externals,
             connections=self._connections,
             budget=self._budget,
-            arrived=self._check,
+            arrived=partial(_check, self._by_file),  # a method would make a cycle
         )
         self._readers.append(reader)
         asked = spans(self._remote(wanted, plan), self._span)
@@ -340,14 +341,6 @@ class Fetcher:
                 return checked(ObjectKind.CHUNK, piece.chunk, where, stored[: where.stored])
         return self._read(piece, where)
 
-    def _check(self, where: Location, piece: _Piece, stored: memoryview) -> None:
-        """Check a chunk that is stored as it is, in the thread that has read it. Others would grow in memory."""
-        kind, is_raw = ObjectKind.CHUNK, where.codec is Codec.RAW and is_possible(ObjectKind.CHUNK, where)
-        if is_raw and len(stored) == where.length == piece.length:
-            in_store = not where.pack.is_external  # of a file elsewhere, what can't be read is zeros
-            later = self._by_file and in_store and piece.wanted.parts is None and not piece.is_file
-            piece.is_checked = later or is_object(kind, piece.chunk or b"", stored)
-
     def _read(self, piece: _Piece, tried: Location | None = None) -> _Read:
         """Return a chunk by the index. tried: a location without it, or where it was damaged."""
         assert piece.chunk is not None
@@ -407,6 +400,15 @@ class _LargeFile:
         """Skip what the caller did not consume."""
         while self._next is not None:
             self._next = None if self._next[0].last else next(self._source)
+
+
+def _check(by_file: bool, where: Location, piece: _Piece, stored: memoryview) -> None:
+    """Check a chunk that is stored as it is, in the thread that has read it. Others would grow in memory."""
+    kind, is_raw = ObjectKind.CHUNK, where.codec is Codec.RAW and is_possible(ObjectKind.CHUNK, where)
+    if is_raw and len(stored) == where.length == piece.length:
+        in_store = not where.pack.is_external  # of a file elsewhere, what can't be read is zeros
+        later = by_file and in_store and piece.wanted.parts is None and not piece.is_file
+        piece.is_checked = later or is_object(kind, piece.chunk or b"", stored)
 
 
 def _read_reference(piece: _Piece) -> bytes | None:

@@ -377,6 +377,23 @@ def test_a_folder_that_is_damaged(place: Place, monkeypatch: pytest.MonkeyPatch)
     assert place.dsv("runs", "--export", "mlflow").code == 9
 
 
+def test_what_a_kill_left_empty_is_made_again(place: Place) -> None:
+    """MLflow makes these files before it fills them, and can't read an experiment with an empty one."""
+    place.run()
+    place.run(params={"n": 2})
+    place.export()
+    metas = sorted(place.folder.glob("*/*/meta.yaml"))
+    assert len(metas) == 2
+    metas[0].write_bytes(b"")
+    for file in (*place.folder.glob("*/datasets/*/meta.yaml"), *place.folder.glob("*/*/inputs/*/meta.yaml")):
+        file.write_bytes(b"")
+    place.export()
+    assert len(place.runs()) == 2 and all(meta.stat().st_size for meta in place.folder.glob("*/*/meta.yaml"))
+    next(place.folder.glob("[1-9]*/meta.yaml")).write_bytes(b"")
+    place.export()
+    assert len(place.runs()) == 2
+
+
 def test_a_missing_library(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.delitem(sys.modules, "dsv.api.mlflow", raising=False)

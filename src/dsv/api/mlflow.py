@@ -6,6 +6,7 @@ import json
 import posixpath
 import re
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -37,6 +38,8 @@ _NAME, _VALUE, _TAG, _DIGEST, _DATASET = 250, 6000, 5000, 36, 500
 """The most characters that MLflow takes."""
 _ENDS: Final = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _NONE: Final = ("", "")
+_META = ("*/meta.yaml", "*/*/meta.yaml", "*/datasets/*/meta.yaml", "*/*/inputs/*/meta.yaml")
+"""Of experiments, runs, datasets, and their uses by runs."""
 _REFUSED = re.compile(r"[^\w/. :-]")
 
 
@@ -72,6 +75,12 @@ def export(
 
 def _repair(folder: Path) -> None:
     """Make what a kill has left in a folder of MLflow readable for it again."""
+    empty = [one for pattern in _META for one in folder.glob(pattern) if _is_empty(one)]
+    if empty:
+        time.sleep(1)  # whoever makes one now fills it at once
+    for one in filter(_is_empty, empty):
+        with suppress(OSError):
+            one.unlink()  # MLflow passes over what has none
     with suppress(OSError):
         for run in folder.glob("*/*/meta.yaml"):
             for name in ("metrics", "params", "artifacts"):
@@ -79,6 +88,13 @@ def _repair(folder: Path) -> None:
     for left in (*folder.glob("*/datasets/*"), *folder.glob("*/*/inputs/*")):
         with suppress(OSError):
             left.rmdir()  # if it is empty
+
+
+def _is_empty(file: Path) -> bool:
+    try:
+        return not file.stat().st_size
+    except OSError:
+        return False
 
 
 class _Exporter:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 
 from benchmarks.notebook import Notebook, Row
 from benchmarks.plots import draw
@@ -201,11 +202,12 @@ def _about(book: Notebook) -> str:
     versions = about["versions"]
     assert isinstance(versions, dict)
     memory = int(str(about["memory"])) / 2**30
-    return (
+    text = (
         f"Measured on {about['date']}, {about['cores']} cores, {memory:.0f} GiB, Linux {about['kernel']}, Python "
         f"{about['python']}; {', '.join(versions.values())}. Medians of {about['rounds']} interleaved rounds; page "
         "caches are warm, and but for the rows over 20 ms the server is on loopback, on the same cores."
     )
+    return fill(text, 120)
 
 
 def _goals(figures: Figures) -> str:

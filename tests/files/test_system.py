@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,4 +30,6 @@ def test_freed_buffers_are_used_again_by_all_threads() -> None:
         return int(done.stdout)
 
     # 160 buffers of 2,048 pages; those of one round are 16,384.
-    assert faults("reused") < 40_000 < 100_000 < faults("as it is")
+    if "[always]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        pytest.skip("pages are huge here, so few faults are to be seen")
+    assert faults("reused") * 3 < faults("as it is")

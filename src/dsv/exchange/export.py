@@ -14,7 +14,6 @@ from typing import IO, Any
 import msgspec
 
 from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
-from dsv.exchange.endings import DATA, TARS
 from dsv.format.locator import Location
 from dsv.format.records import CommitRecord
 from dsv.format.tree import Entry, Kind
@@ -24,7 +23,7 @@ from dsv.repo.tree.reader import TreeReader
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import Target, clean_path
-from dsv.values.paths import show
+from dsv.values.paths import DATA_ENDING, TAR_ENDINGS, show
 
 _COMPRESSED = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}
 _IN_MEMORY = 8 << 20
@@ -126,9 +125,11 @@ class Selection:
         """Return whether to write a tar: the name of `to` says so, and the target is not a tar to copy. Raises
         `UsageError` for the name of another kind of file, which would become a folder."""
         name = to.rpartition("/")[2]
-        is_tar = to.lower().endswith(TARS)
-        copied = self.is_one_file and self.found[0][0].lower().endswith(tuple(one.encode() for one in TARS))
-        if not self.is_one_file and not is_tar and (ending := DATA.search(name)):
+        is_tar = to.lower().endswith(TAR_ENDINGS)
+        copied = self.is_one_file and self.found[0][0].lower().endswith(
+            tuple(one.encode() for one in TAR_ENDINGS)
+        )
+        if not self.is_one_file and not is_tar and (ending := DATA_ENDING.search(name)):
             from dsv.values.secrets import hide_in_urls  # takes a while to import
 
             shown = hide_in_urls(to)

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.exchange.bodies import PIECE, ask_web, at_most, encoding_of, get_part
-from dsv.exchange.endings import TARS
 from dsv.exchange.remote import HTTP, S3, RemoteRoot, changed, hub_headers, open_place, path_in, split_url
 from dsv.exchange.sources import FolderSource, RemoteFile
 from dsv.files.errors import as_error
@@ -28,7 +27,7 @@ from dsv.repo.objects.externals import Found, ReadSource
 from dsv.stores.options import StoreOptions
 from dsv.transfer.save import ReadInto
 from dsv.values.json import is_text
-from dsv.values.paths import show
+from dsv.values.paths import TAR_ENDINGS, show
 from dsv.values.secrets import hide_in_urls
 
 
@@ -213,7 +212,7 @@ def open_referred(url: str, options: StoreOptions) -> ReferredSource:
     if scheme not in ("file", *S3, *HTTP) or "::" in url:
         raise _unfit(shown, "only s3://, http(s):// and files of this machine can be")
     place = open_place(url, options)
-    if path_in(url).endswith(TARS) and place.info(place.root).get("type") != "directory":
+    if path_in(url).endswith(TAR_ENDINGS) and place.info(place.root).get("type") != "directory":
         raise _unfit(shown, "what is in a tar has no URL of its own")
     endpoint = options.endpoint or options.s3_endpoint or ""
     if place.protocol not in ("file", *S3, *HTTP):

@@ -17,7 +17,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.exchange.bodies import PIECE, open_unpacked
-from dsv.exchange.endings import DATA
 from dsv.exchange.remote import (
     HTTP,
     OBJECT_STORES,
@@ -32,7 +31,7 @@ from dsv.exchange.remote import (
 from dsv.files.small_files import what_it_is
 from dsv.transfer.save import JOURNALS, ReadInto
 from dsv.transfer.stable_read import Problem
-from dsv.values.paths import show, sort_key
+from dsv.values.paths import DATA_ENDING, show, sort_key
 from dsv.values.progress import NoProgress
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_count
@@ -284,7 +283,7 @@ class FolderSource(ExitStack):
 
 def refuse_page(place: RemoteRoot, info: dict[str, Any]) -> None:
     """Raises `Unsupported` if a web server has a page for a file of another kind, as if to log in."""
-    if info.get("mimetype") == "text/html" and DATA.search(path_in(place.shown)):
+    if info.get("mimetype") == "text/html" and DATA_ENDING.search(path_in(place.shown)):
         text = f"what is at {place.shown} is a web page, perhaps one to log in"
         hint = f"open it in a browser; if it is the file: curl -L {place.shown} | dsv put - DATASET:PATH"
         raise Unsupported(text, subject=place.shown, hint=hint)

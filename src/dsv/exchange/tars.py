@@ -14,13 +14,12 @@ from typing import Any, Final
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.exchange.bodies import PIECE, open_file
-from dsv.exchange.endings import TARS
 from dsv.exchange.remote import RemoteRoot, changed, is_same, open_place, path_in, version_of
 from dsv.exchange.sources import FolderSource, RemoteFile, in_order, refuse_page, same_name
 from dsv.stores.options import StoreOptions
 from dsv.transfer.save import ReadInto
 from dsv.transfer.stable_read import Problem
-from dsv.values.paths import MAX_PATH
+from dsv.values.paths import MAX_PATH, TAR_ENDINGS
 from dsv.values.units import format_bytes
 
 UNPACKED_MIN: Final = 1 << 30
@@ -217,7 +216,7 @@ def open_source(url: str, options: StoreOptions) -> FolderSource:
     if is_tar := url.startswith("tar://"):
         inside, _, url = url.removeprefix("tar://").partition("::")
     place = open_place(url, options)
-    if is_tar or path_in(url).endswith(TARS):
+    if is_tar or path_in(url).endswith(TAR_ENDINGS):
         info = place.info(place.root)
         refuse_page(place, info)
         if info.get("type") != "directory":

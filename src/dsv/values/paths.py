@@ -7,7 +7,7 @@ import operator
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 from blake3 import blake3
@@ -193,6 +193,15 @@ def _fold_key(path: bytes) -> str:
         return text.lower()
     seen = (one for one in unicodedata.normalize("NFD", text) if unicodedata.category(one) != "Cf")
     return unicodedata.normalize("NFC", "".join(seen).casefold())
+
+
+TAR_ENDINGS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+DATA_ENDING: Final = re.compile(
+    r"\.(7z|arrow|bz2|csv|gz|h5|jpg|jsonl?|lz4|np[yz]|parquet|pdf|png|pt"
+    r"|rar|safetensors|tar|tgz|tif|tsv|txt|xz|zip|zst)$",
+    re.IGNORECASE,
+)
+"""Ends of names of files that are neither web pages nor folders."""
 
 
 def found_otherwise(name: str, exists: Callable[[str], bool]) -> tuple[bool, bool]:
